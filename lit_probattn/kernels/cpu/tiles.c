@@ -41,6 +41,7 @@
 #define PANEL (ACROSS * VL)
 #define SLACK ((real)8)
 #define FAR ((real)40) /* largest difference of components for one exponential */
+#define AHEAD 8 /* rows of values that are prefetched */
 #define FLOOR ((real)1e-12) /* added to squares before their logarithm */
 enum { SOFT, HARD, SUM, LAYERS, POWER };
 
@@ -138,8 +139,10 @@ static void fill(const Call *f, real *to, const real *from, long stride, int cou
                 continue;
             }
             const real *restrict row = from + n * stride + e;
-            for (int x = 0; n < count && x < some; x++) at[x] = scale * row[x];
-            for (int x = n < count ? some : 0; x < full; x++) at[x] = 0;
+            int x = n < count ? 0 : some;
+            for (; x + VL <= some; x += VL) store(at + x, all(scale) * load(row + x));
+            for (; x < some; x++) at[x] = scale * row[x];
+            for (x = n < count ? some : 0; x < full; x++) at[x] = 0;
         }
     }
 }
@@ -729,7 +732,7 @@ int FORWARD(const Call *f, int64_t from, int64_t to) {
     for (int64_t item = from; item < to; item++) {
         const int64_t z = item / tiles, b = f->common ? z : z / H, h = f->common ? 0 : z % H, i = item % tiles * TALL;
         const int64_t key_head = b * f->key_heads + h * f->key_heads / H, value_head = b * f->value_heads + h * f->value_heads / H;
-        const int count = least(N - i, TALL), height = (int)upto(count, 12);
+        const int count = least(N - i, TALL), height = (int)upto(count, DOWN);
         if (z != owner) columns(m, f, b, h, 0, upto(L, WIDE)), divide_columns(m, f, 0, upto(L, WIDE));
         owner = z;
         row_terms(m, f, b, h, i, count);
@@ -775,28 +778,45 @@ int FORWARD(const Call *f, int64_t from, int64_t to) {
 }
 
 /* x . y, and whether an element of x is not 0. */
-INLINE double dot(int low, const real *x, const real *y, int64_t size, int *some) {
+static double dot(const Call *f, const real *x, const real *y, int64_t size, int *some) {
+    typedef real half __attribute__((vector_size(BYTES / 2), aligned(sizeof(real)), may_alias));
+    typedef double doubles __attribute__((vector_size(BYTES / 2 / sizeof(real) * sizeof(double))));
+    enum { HALF = VL / 2 };
+    doubles sums = {0};
+    vint found = {0};
+    int64_t e = 0;
+    for (; !low(f) && e + VL <= size; e += VL) {
+        UNROLL for (int k = 0; k < 2; k++)
+            sums += __builtin_convertvector(*(const half *)(x + e + k * HALF), doubles) * __builtin_convertvector(*(const half *)(y + e + k * HALF), doubles);
+        found |= (vint)(load(x + e) != all(0));
+    }
     double sum = 0;
-    int found = 0;
-#pragma omp simd reduction(+ : sum) reduction(| : found)
-    for (int64_t e = 0; e < size; e++) {
-        const real a = low ? number(((const uint16_t *)x)[e]) : x[e], b = low ? number(((const uint16_t *)y)[e]) : y[e];
-        found |= a != 0;
+    UNROLL for (int k = 0; k < HALF; k++) sum += sums[k];
+    *some = any(found);
+    for (; e < size; e++) {
+        const real a = low(f) ? number(((const uint16_t *)x)[e]) : x[e], b = low(f) ? number(((const uint16_t *)y)[e]) : y[e];
+        *some |= a != 0;
         sum += (double)a * (double)b;
     }
-    *some = found;
     return sum;
 }
 
 /* delta = grad_out . out of a head's rows, and which tiles of queries have a gradient. */
-static void deltas(const Call *f, int64_t b, int64_t h, real *delta, uint8_t *wanted) {
-    const int64_t *os = f->out_strides, *gs = f->grad_strides;
-    memset(wanted, 0, (size_t)((f->rows + TALL - 1) / TALL));
-    for (int64_t i = 0; i < f->rows; i++) {
-        const real *g = place(f, f->grad_out, b * gs[0] + h * gs[1] + i * gs[2]), *o = place(f, f->out, b * os[0] + h * os[1] + i * os[2]);
-        int some;
-        delta[i] = (real)(low(f) ? dot(1, g, o, f->value_size, &some) : dot(0, g, o, f->value_size, &some));
-        wanted[i / TALL] |= (uint8_t)some;
+static void deltas(const Call *f, int64_t b, int64_t h, real *restrict delta, uint8_t *restrict wanted) {
+    const int64_t gs = f->grad_strides[2], os = f->out_strides[2], rows = f->rows, size = f->value_size;
+    const real *grads = place(f, f->grad_out, b * f->grad_strides[0] + h * f->grad_strides[1]);
+    const real *outs = place(f, f->out, b * f->out_strides[0] + h * f->out_strides[1]);
+    for (int64_t i = 0; i < rows; i += TALL) {
+        int wants = 0;
+        for (int64_t n = i; n < rows && n < i + TALL; n++) {
+            const real *g = place(f, grads, n * gs), *o = place(f, outs, n * os);
+            int some;
+            for (int64_t e = 0; e < size; e += 64 / (int64_t)sizeof(real)) /* rows are too far apart for the processor's prefetches */
+                __builtin_prefetch(place(f, g, e + AHEAD * gs)), __builtin_prefetch(place(f, o, e + AHEAD * os));
+            delta[n] = (real)dot(f, g, o, size, &some);
+            wants |= some;
+        }
+        wanted[i / TALL] = (uint8_t)wants;
     }
 }
 
@@ -846,7 +866,7 @@ int BACKWARD(const Call *f, int64_t b, int64_t from, int64_t to, int64_t first, 
             termed = col_head;
             const int64_t seen = f->causal && j - offset > 0 ? (j - offset) / TALL * TALL : 0;
             for (int64_t i = seen; i < N; i += TALL) {
-                const int count = least(N - i, TALL), height = (int)upto(count, 12);
+                const int count = least(N - i, TALL), height = (int)upto(count, DOWN);
                 int some = 0;
                 for (int x = 0; x < heads; x++) some |= m->wanted[((h - from + x) * rows + i) / TALL];
                 if (!some) continue;
@@ -883,8 +903,12 @@ int BACKWARD(const Call *f, int64_t b, int64_t from, int64_t to, int64_t first, 
                     real *restrict to = f->grad_query + slot * f->batch * (f->common ? R : H) * N * E + b * qs[0] + (f->common ? r : h) * qs[1] + i * qs[2];
                     memset(m->grad_queries, 0, sizeof(real) * (size_t)(TALL * full));
                     for (int64_t k = r; k < (f->common ? r + 1 : R); k++) gather(f, across(f, maps[k], count), m->key_rows[k], full, m->grad_queries, height, cols);
-                    for (int n = 0; n < count; n++)
-                        for (int64_t e = 0; e < E; e++) to[n * qs[2] + e] += (real)f->scale * m->grad_queries[n * full + e];
+                    for (int n = 0; n < count; n++) {
+                        const real *row = m->grad_queries + n * full;
+                        int64_t e = 0;
+                        for (; e + VL <= E; e += VL) store(to + n * qs[2] + e, load(to + n * qs[2] + e) + all((real)f->scale) * load(row + e));
+                        for (; e < E; e++) to[n * qs[2] + e] += (real)f->scale * row[e];
+                    }
                 }
             }
             if (f->grad_key && (last || (h + heads) * f->key_heads / H != key_head))

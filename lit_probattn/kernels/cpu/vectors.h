@@ -17,9 +17,11 @@
 #ifdef __clang__
 #define UNROLL _Pragma("clang loop unroll(full)")
 #define UNROLL_FEW UNROLL
+#define UNROLL_BY_4 _Pragma("clang loop unroll_count(4)")
 #else
 #define UNROLL _Pragma("GCC unroll 16")
 #define UNROLL_FEW _Pragma("GCC unroll 2") /* for a number that is not always a constant */
+#define UNROLL_BY_4 _Pragma("GCC unroll 4")
 #endif
 
 /* Rows and vectors of a block whose sums are in registers: DOWN x ACROSS for scores and values, SIDE for transposed
@@ -213,7 +215,7 @@ INLINE void block(int low, int R, int C, long depth, const real *restrict x, lon
     vec sum[12][4];
     UNROLL for (int r = 0; r < R; r++)
         UNROLL for (int c = 0; c < C; c++) sum[r][c] = add ? load(to + r * tr + c * VL) : all(0);
-    for (long k = 0; k < depth; k++) {
+    UNROLL_BY_4 for (long k = 0; k < depth; k++) {
         vec b[4];
         UNROLL for (int c = 0; c < C; c++) b[c] = load(y + k * yk + c * VL);
         UNROLL for (int r = 0; r < R; r++) {
