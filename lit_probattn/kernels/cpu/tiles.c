@@ -650,22 +650,25 @@ INLINE void spread_rows(const Room *room, const Form *form, int kind, int K, int
         for (int c = 0; c < WIDE; c += VL) store(m->grad_cols[r] + c, load(m->grad_cols[r] + c) + shares[r][c / VL] * load(m->factor[r] + j + c));
 }
 
-/* The papers' forms are compiled separately: two components or maps without additional terms. */
+/* Two components or maps are compiled separately; the papers' forms also without additional terms. */
 #ifdef DOUBLE
-#define PLAIN_FORMS(pass)
+#define FORMS_OF_TWO(pass)
 #else
-#define PLAIN_FORMS(pass)                                       \
-    if (g->plain && (g->K == 2 || g->kind == ONE)) switch (g->kind) { \
-        case ONE: pass(ONE, 1, 1); return;                      \
-        case OWN: pass(OWN, 2, 1); return;                      \
-        case LARGEST: pass(LARGEST, 2, 1); return;              \
-        case FACTORED: pass(FACTORED, 2, 1); return;            \
-        case SUMMED: pass(SUMMED, 2, 1); return;                \
-        default: break;                                         \
+#define FORMS_OF_TWO(pass)                                       \
+    if (g->K == 2 || g->kind == ONE) switch (2 * g->kind + g->plain) { \
+        case 2 * ONE + 1: pass(ONE, 1, 1); return;               \
+        case 2 * OWN + 1: pass(OWN, 2, 1); return;               \
+        case 2 * OWN: pass(OWN, 2, 0); return;                   \
+        case 2 * SHARED:                                         \
+        case 2 * SHARED + 1: pass(SHARED, 2, 0); return;         \
+        case 2 * LARGEST + 1: pass(LARGEST, 2, 1); return;       \
+        case 2 * FACTORED + 1: pass(FACTORED, 2, 1); return;     \
+        case 2 * SUMMED + 1: pass(SUMMED, 2, 1); return;         \
+        default: break;                                          \
         }
 #endif
 #define EVERY_FORM(pass)                               \
-    PLAIN_FORMS(pass)                                  \
+    FORMS_OF_TWO(pass)                                 \
     switch (g->kind) {                                 \
     case ONE: pass(ONE, 1, 0); break;                  \
     case OWN: pass(OWN, g->K, 0); break;               \
