@@ -16,6 +16,7 @@ from lit_probattn.analysis.registry import STUDIES
 from lit_probattn.commands.listing import KINDS, WIDTH, lines_of, main
 from lit_probattn.compare.tables import kinds
 from tests.support.paths import CONFIGS, ROOT
+from tests.support.runs import in_child
 
 
 def names_of(kind: str) -> set[str]:
@@ -75,6 +76,15 @@ def test_own_folders_are_listed(tmp_path, monkeypatch):
     monkeypatch.setenv("LIT_PROBATTN_CONFIGS", str(tmp_path))
     (line,) = [line for line in lines_of("attention") if line.startswith("mine ")]
     assert line.split(maxsplit=1)[1] == "My own attention."
+
+
+@pytest.mark.parametrize("value", ["[" * 100_000, "- " * 100_000 + "a"])
+def test_a_file_nested_too_deeply_is_named(value, tmp_path, monkeypatch, capfd):
+    (tmp_path / "reproduce").mkdir()
+    (tmp_path / "reproduce/deep.yaml").write_text(f"kind: figure\ntitle:\n  {value}\n")
+    monkeypatch.setenv("LIT_PROBATTN_CONFIGS", str(tmp_path))
+    assert in_child(lambda: main(["tables"])) == 2
+    assert "deep.yaml: too deeply nested" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

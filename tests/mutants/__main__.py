@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import gc
 import hashlib
 import json
 import os
@@ -34,10 +35,13 @@ import pytest
 
 from tests.mutants.faults import c_faults, python_faults
 from tests.mutants.sources import Changed, Probes, probed_lines
+from tests.support.caches import keep_out_of_the_users_cache
 from tests.support.paths import ROOT
 
 EQUIVALENT = Path(__file__).with_name("equivalent.txt")
-FLAGS = ["-x", "-q", "-p", "no:cacheprovider", "-o", "addopts=", "-m", "not slow and not gpu"]
+FLAGS = ["-x", "-q", "-o", "addopts=", "-m", "not slow and not gpu"]
+# The second collects the garbage of all imports: more than half of a fork's fixed time.
+FLAGS += ["-p", "no:cacheprovider", "-p", "no:unraisableexception"]
 MOST = 60  # tests of a fault, of those that run its line
 LIMIT = 300.0  # seconds of a fault, which may be an endless loop
 SEEN, SURVIVED, UNREACHED = "seen", "survived", "no test runs the line"
@@ -89,6 +93,7 @@ def main(words: Sequence[str] | None = None) -> int:
     given = parser.parse_args(words)
     given.out.mkdir(parents=True, exist_ok=True)
     os.chdir(ROOT)
+    keep_out_of_the_users_cache()  # and C is compiled once for all forks
     preload()
     found: list[Verdict] = []
     for folder in given.folders:
@@ -102,6 +107,8 @@ def preload() -> None:
     os.environ.setdefault("TRITON_INTERPRET", "1")
     for name in ("torch", "numpy", "lightning.pytorch", "pandas", "jsonargparse", "hypothesis"):
         __import__(name)
+    gc.collect()
+    gc.freeze()  # forks share its memory
 
 
 def tests_of(folder: str) -> str:
@@ -257,13 +264,16 @@ def chosen_tests(
 
 
 def statement_of(source: str, line: int) -> int:
-    """Return the first line of the innermost statement that a line belongs to."""
+    """Return the first line of the innermost statement that a line belongs to.
+
+    A line of a decorator is before its statement: it is returned as it is.
+    """
     starts = [
         (node.lineno, node.end_lineno or node.lineno)
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.stmt)
     ]
-    return max(start for start, end in starts if start <= line <= end)
+    return max((start for start, end in starts if start <= line <= end), default=line)
 
 
 def which_run(

@@ -112,6 +112,8 @@ def test_a_fault_outside_functions_has_the_tests_of_its_file():
         chosen = mutants.chosen_tests(runs, SOURCE, "a.py", line, ["t"], 0)
         assert sorted(chosen) == names, line
     assert mutants.chosen_tests({}, SOURCE, "a.py", 9, ["t"], 0) == []
+    decorated = SOURCE.replace("def clipped", "@cache\ndef clipped")
+    assert mutants.chosen_tests(runs, decorated, "a.py", 6, ["t"], 0) == ["t::one", "t::two"]
     assert mutants.chosen_tests({}, "", "a.c", 1, ["t"], 0) == ["t"]
 
 
