@@ -1,6 +1,6 @@
 """The C library for CPUs: compiled at first use, cached outside the repository, loaded once.
 
-The system's C compiler ($CC, cc, gcc or clang) needs about five seconds on two cores. The file name
+The system's C compiler ($CC, cc, gcc or clang) needs about 12 seconds on two cores. The file name
 is a hash of sources, flags, compiler and processor, and the file appears by a rename, so that many
 processes may start at once. The file ends with its SHA-256, and its folder is not writable for
 other users; other files are not loaded. The library includes no headers of Python or torch.

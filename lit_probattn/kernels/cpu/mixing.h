@@ -26,23 +26,25 @@ static void noise_gradient(const Room *m, const Call *f, int count, int cols, do
         }
 }
 
-/* to[a, b] += x_a . y_b over `rows` rows. */
+/* to[a, b] += x_a . y_b over `rows` rows; a block of sums stays in registers. */
 static void outer(const real *const *x, int A, const real *const *y, int B, int rows, double *to) {
-    for (int a = 0; a < A; a += 4)
-        for (int b = 0; b < B; b += 4) {
-            vec sum[4][4];
-            UNROLL for (int k = 0; k < 4; k++)
-                UNROLL for (int l = 0; l < 4; l++) sum[k][l] = all(0);
+    enum { R = 4, C = DOWN == 6 ? 2 : 4 };
+    for (int a = 0; a < A; a += R)
+        for (int b = 0; b < B; b += C) {
+            const real *left[R], *right[C];
+            vec sum[R][C];
+            UNROLL for (int k = 0; k < R; k++) left[k] = x[a + k < A ? a + k : a];
+            UNROLL for (int l = 0; l < C; l++) right[l] = y[b + l < B ? b + l : b];
+            UNROLL for (int k = 0; k < R; k++)
+                UNROLL for (int l = 0; l < C; l++) sum[k][l] = all(0);
             for (int n = 0; n < rows; n++)
-                for (int c = 0; c < WIDE; c += VL) {
-                    vec left[4], right[4];
-                    UNROLL for (int k = 0; k < 4; k++) left[k] = load(x[a + k < A ? a + k : a] + n * STRIDE + c);
-                    UNROLL for (int k = 0; k < 4; k++) right[k] = load(y[b + k < B ? b + k : b] + n * STRIDE + c);
-                    UNROLL for (int k = 0; k < 4; k++)
-                        UNROLL for (int l = 0; l < 4; l++) sum[k][l] += left[k] * right[l];
-                }
-            for (int k = 0; k < 4 && a + k < A; k++)
-                for (int l = 0; l < 4 && b + l < B; l++) to[(a + k) * B + b + l] += (double)added(sum[k][l]);
+                for (int c = n * STRIDE; c < n * STRIDE + WIDE; c += VL)
+                    UNROLL for (int l = 0; l < C; l++) {
+                        const vec one = load(right[l] + c);
+                        UNROLL for (int k = 0; k < R; k++) sum[k][l] += load(left[k] + c) * one;
+                    }
+            for (int k = 0; k < R && a + k < A; k++)
+                for (int l = 0; l < C && b + l < B; l++) to[(a + k) * B + b + l] += (double)added(sum[k][l]);
         }
 }
 

@@ -41,6 +41,7 @@
 #define PANEL (ACROSS * VL)
 #define SLACK ((real)8)
 #define FAR ((real)40) /* largest difference of components for one exponential */
+#define AHEAD 8 /* rows of values that are prefetched */
 #define FLOOR ((real)1e-12) /* added to squares before their logarithm */
 enum { SOFT, HARD, SUM, LAYERS, POWER };
 
@@ -78,7 +79,7 @@ void noise_tile(float *out, int64_t plane, int64_t stride, int64_t maps, int64_t
 
 /* Buffers of one job. */
 typedef struct {
-    real *maps[MOST], *parts[MOST], *sums[MOST], *units[MOST], *w, *pairs, *dl, *noise; /* tiles, TALL x STRIDE */
+    real *maps[MOST], *sums[MOST], *units[MOST], *w, *pairs, *dl, *noise; /* tiles, TALL x STRIDE */
     real *query[MOST], *here;               /* queries of a tile and rows of the output's gradient, LONG elements at a time */
     real *queries[MOST], *there, *low;      /* the same for transposed products, and a tile for them; `low`: rows in pairs */
     real *panels[MOST], *key_rows[MOST];    /* keys for products, all of an owner or those of a tile; backward: as rows */
@@ -138,8 +139,10 @@ static void fill(const Call *f, real *to, const real *from, long stride, int cou
                 continue;
             }
             const real *restrict row = from + n * stride + e;
-            for (int x = 0; n < count && x < some; x++) at[x] = scale * row[x];
-            for (int x = n < count ? some : 0; x < full; x++) at[x] = 0;
+            int x = n < count ? 0 : some;
+            for (; x + VL <= some; x += VL) store(at + x, all(scale) * load(row + x));
+            for (; x < some; x++) at[x] = scale * row[x];
+            for (x = n < count ? some : 0; x < full; x++) at[x] = 0;
         }
     }
 }
@@ -293,9 +296,6 @@ static int room_make(Room *m, const Call *f, int backward, size_t heads) {
         char *at = turn ? m->block : 0;
 #define ROOM(name, type, count) name = (type *)at, at += (sizeof(type) * (count) + 63) / 64 * 64
         for (size_t r = 0; r < R; r++) ROOM(m->maps[r], real, tile);
-        for (size_t r = 0; r < K; r++)
-            if (f->kind == SOFT && K > 1 && R == 1) ROOM(m->parts[r], real, tile);
-            else m->parts[r] = m->maps[r < R ? r : 0];
         for (size_t r = 0; r < R && f->common && backward; r++) ROOM(m->sums[r], real, tile);
         for (size_t h = 0; h < (f->kind == LAYERS ? (size_t)f->heads : f->kind == POWER); h++) ROOM(m->units[h], real, tile);
         ROOM(m->w, real, tile);
@@ -452,17 +452,19 @@ static Form form_of(const Room *m, const Call *f, int64_t h, int pairs) {
     return form;
 }
 
+INLINE vec scaled_map(const Form *g, int r, int at) { return PAIRS ? load(g->maps[r] + at) * all(g->scale) : load(g->maps[r] + at); }
+
 /* t_r, or l of a sum. */
 INLINE vec term(const Room *m, const Form *g, int kind, int K, int plain, int r, int n, int c, int64_t j) {
     const int at = n * STRIDE + c;
     vec t;
     if (kind == SUMMED) {
         t = load(m->col[0] + j + c);
-        for (int k = 0; k < K; k++) t += all(g->coef[k]) * load(g->maps[k] + at);
+        UNROLL_FEW for (int k = 0; k < K; k++) t += all(g->coef[k]) * load(g->maps[k] + at);
     } else if (kind == FACTORED)
-        t = load(g->maps[0] + at) * all(g->scale) + load(m->summit + j + c) + all(m->shift[n]);
+        t = scaled_map(g, 0, at) + load(m->summit + j + c) + all(m->shift[n]);
     else {
-        t = load(g->maps[r] + at) * all(g->scale);
+        t = scaled_map(g, r, at);
         if (!plain && g->coef) t *= all(g->coef[r]);
         t += load(m->col[r] + j + c);
         if (!plain && g->terms) t += all(m->a[r][n]);
@@ -472,54 +474,80 @@ INLINE vec term(const Room *m, const Form *g, int kind, int K, int plain, int r,
 
 INLINE vec factors(const Room *m, int K, int n, int64_t j) {
     vec sum = all(m->a[0][n]) * load(m->factor[0] + j);
-    for (int r = 1; r < K; r++) sum += all(m->a[r][n]) * load(m->factor[r] + j);
+    UNROLL_FEW for (int r = 1; r < K; r++) sum += all(m->a[r][n]) * load(m->factor[r] + j);
     return sum;
 }
 
-/* Weights of a tile as inputs of `gather`, not yet divided by their sum; o is the previous result of `gather`. */
-INLINE void weigh_rows(Room *m, const Form *g, int kind, int K, int plain, real *tops, real *totals, int64_t j, int count, real *o, long width) {
-    const int several = kind == OWN || kind == SHARED;
-    for (int n = 0; n < count; n++) {
-        real *restrict w = m->w + n * STRIDE;
-        vec high = all((real)-INFINITY), sum = load(totals + n * VL);
-        for (int c = 0; c < WIDE; c += VL) {
-            if (several)
-                for (int r = 0; r < K; r++) {
-                    const vec t = term(m, g, kind, K, plain, r, n, c, j);
-                    store(m->parts[r] + n * STRIDE + c, t);
-                    high = larger(high, t);
-                }
-            else {
-                vec t = term(m, g, kind, K, plain, 0, n, c, j);
-                if (kind == LARGEST)
-                    for (int r = 1; r < K; r++) t = larger(t, term(m, g, kind, K, plain, r, n, c, j));
-                store(w + c, t);
-                high = larger(high, t);
-            }
+/* Two vectors of t_r, or of the score of a reduction other than a sum of exponentials. */
+INLINE void two_terms(const Room *m, const Form *g, int kind, int K, int plain, int r, int n, int c, int64_t j, vec *t) {
+    const int others = kind == LARGEST ? K : 0;
+    UNROLL for (int x = 0; x < 2; x++) t[x] = term(m, g, kind, K, plain, r, n, c + x * VL, j);
+    UNROLL_FEW for (int k = 1; k < others; k++)
+        UNROLL for (int x = 0; x < 2; x++) t[x] = larger(t[x], term(m, g, kind, K, plain, k, n, c + x * VL, j));
+}
+
+/* The largest scores of a row, by lanes. */
+INLINE vec highest(const Room *m, const Form *g, int kind, int K, int plain, int n, int64_t j) {
+    const int sums = kind == OWN || kind == SHARED ? K : 1;
+    vec high = all((real)-INFINITY), t[2];
+    for (int c = 0; c < WIDE; c += 2 * VL)
+        UNROLL_FEW for (int r = 0; r < sums; r++) {
+            two_terms(m, g, kind, K, plain, r, n, c, j, t);
+            high = larger(larger(high, t[0]), t[1]);
         }
+    return high;
+}
+
+/* Weights of a row relative to exp `base`, added to *sum; returns the largest scores by lanes. */
+INLINE vec weigh_row(const Room *m, const Form *g, int kind, int K, int plain, int n, int64_t j, real base, vec *sum) {
+    const int sums = kind == OWN || kind == SHARED ? K : 1, pairs = sums / 2 * 2;
+    real *restrict w = m->w + n * STRIDE;
+    vec high = all((real)-INFINITY);
+    for (int c = 0; c < WIDE; c += 2 * VL) {
+        vec p[2] = {{0}}, q[4];
+        UNROLL_FEW for (int r = 0; r < pairs; r += 2) {
+            UNROLL for (int x = 0; x < 2; x++) two_terms(m, g, kind, K, plain, r + x, n, c, j, q + 2 * x);
+            UNROLL for (int x = 0; x < 4; x++) high = larger(high, q[x]), q[x] -= base;
+            exponentials(4, q);
+            UNROLL for (int x = 0; x < 2; x++) p[x] = r ? p[x] + q[x] + q[2 + x] : q[x] + q[2 + x];
+        }
+        if (pairs < sums) {
+            two_terms(m, g, kind, K, plain, pairs, n, c, j, q);
+            UNROLL for (int x = 0; x < 2; x++) high = larger(high, q[x]), q[x] -= base;
+            exponentials(2, q);
+            UNROLL for (int x = 0; x < 2; x++) p[x] = pairs ? p[x] + q[x] : q[x];
+        }
+        UNROLL for (int x = 0; x < 2; x++) {
+            if (kind == FACTORED) p[x] *= factors(m, K, n, j + c + x * VL);
+            *sum += p[x];
+            if (g->dropped) p[x] = kept(p[x], m->keep + n * WIDE + c + x * VL);
+        }
+        if (PAIRS && g->low) store(w + c / 2, rounded(p[0], p[1]));
+        else store(w + c, p[0]), store(w + c + VL, p[1]);
+    }
+    return high;
+}
+
+/* Weights of a tile as inputs of `gather`, not yet divided by their sum; o is the previous result of `gather`.  A row whose
+   maximum changes is computed again. */
+INLINE void weigh_rows(const Room *room, const Form *form, int kind, int K, int plain, real *tops, real *totals, int64_t j, int count, real *o, long width) {
+    const Room own_room = *room, *m = &own_room; /* copies, which no store can change */
+    const Form own_form = *form, *g = &own_form;
+    for (int n = 0; n < count; n++) {
+        vec sum = load(totals + n * VL), before = sum, high;
+        int again = tops[n] == (real)-INFINITY;
+        if (again) high = highest(m, g, kind, K, plain, n, j);
+        else high = weigh_row(m, g, kind, K, plain, n, j, tops[n], &sum);
         if (any(high > all(tops[n] + SLACK))) {
             const real next = largest(high), less = (real)exp(tops[n] - next);
-            sum *= all(less);
+            before *= all(less);
             for (long e = 0; e < width; e += VL) store(o + n * width + e, load(o + n * width + e) * all(less));
             tops[n] = next;
+            again = 1;
         }
-        const vec base = all(tops[n] == (real)-INFINITY ? 0 : tops[n]);
-        for (int c = 0; c < WIDE; c += 2 * VL) {
-            vec p[2], q[2];
-            UNROLL for (int x = 0; x < 2; x++) p[x] = load((several ? m->parts[0] + n * STRIDE : w) + c + x * VL) - base;
-            exponentials(2, p);
-            for (int r = 1; several && r < K; r++) {
-                UNROLL for (int x = 0; x < 2; x++) q[x] = load(m->parts[r] + n * STRIDE + c + x * VL) - base;
-                exponentials(2, q);
-                UNROLL for (int x = 0; x < 2; x++) p[x] += q[x];
-            }
-            UNROLL for (int x = 0; x < 2; x++) {
-                if (kind == FACTORED) p[x] *= factors(m, K, n, j + c + x * VL);
-                sum += p[x];
-                if (g->dropped) p[x] = kept(p[x], m->keep + n * WIDE + c + x * VL);
-            }
-            if (g->low) store(w + c / 2, rounded(p[0], p[1]));
-            else store(w + c, p[0]), store(w + c + VL, p[1]);
+        if (again) {
+            sum = before;
+            weigh_row(m, g, kind, K, plain, n, j, tops[n] == (real)-INFINITY ? 0 : tops[n], &sum);
         }
         store(totals + n * VL, sum);
     }
@@ -535,102 +563,112 @@ typedef struct {
 } Sums;
 
 /* w contains gradients of the dropped weights, and is replaced by the weights; maps by their gradients; sums are added to. */
-INLINE void spread_rows(Room *m, const Form *g, int kind, int K, int plain, const Sums *s, int64_t j, int count) {
-    const int several = kind == OWN || kind == SHARED, own = several || kind == LARGEST ? K : 1;
-    const vec scale = all(s->scale);
-    vec coefs[MOST];
-    for (int r = 0; r < K; r++) coefs[r] = all(0);
+INLINE void spread_rows(const Room *room, const Form *form, int kind, int K, int plain, const Sums *given, int64_t j, int count) {
+    const Room own_room = *room, *m = &own_room; /* copies, which no store can change */
+    const Form own_form = *form, *g = &own_form;
+    const Sums own_sums = *given, *s = &own_sums;
+    const int several = kind == OWN || kind == SHARED, own = several || kind == LARGEST ? K : 1, terms = !plain || kind == FACTORED;
+    const int pairs = several ? K / 2 * 2 : 0, factored = kind == FACTORED && s->cols ? K : 0;
+    vec coefs[MOST], shares[MOST][WIDE / VL]; /* of column terms, not yet multiplied by the factors of a component */
+    UNROLL_FEW for (int r = 0; r < K; r++) coefs[r] = all(0);
+    UNROLL_FEW for (int r = 0; r < factored; r++) memset(shares[r], 0, sizeof shares[r]);
     for (int n = 0; n < count; n++) {
-        const vec top = all(s->top[n]), inverse = all(s->inverse[n]), delta = all(s->delta[n]);
+        const vec top = all(s->top[n]), inverse = all(s->inverse[n]), delta = all(s->delta[n]), scale = all(s->scale);
         vec sums[MOST];
-        for (int r = 0; r < K; r++) sums[r] = all(0);
-        for (int c = 0; c < WIDE; c += VL) {
-            const int at = n * STRIDE + c;
-            vec t[MOST], p, many = all(1), best = all(0), dp = load(m->w + at);
-            for (int r = 0; r < own; r++) t[r] = term(m, g, kind, K, plain, r, n, c, j) - top;
+        UNROLL_FEW for (int r = 0; r < K; r++) sums[r] = all(0);
+        for (int c = 0; c < WIDE; c += 2 * VL) {
+            vec t[MOST][2], best[2], p[2];
+            UNROLL_FEW for (int r = 0; r < own; r++)
+                UNROLL for (int x = 0; x < 2; x++) t[r][x] = term(m, g, kind, K, plain, r, n, c + x * VL, j) - top;
             if (kind == LARGEST) {
-                best = t[0];
-                for (int r = 1; r < K; r++) best = larger(best, t[r]);
-                p = exponential(best) * inverse;
-            } else if (several) {
-                for (int r = 0; r + 1 < K; r += 2) exponentials(2, t + r);
-                if (K % 2) t[K - 1] = exponential(t[K - 1]);
-                for (int r = 0; r < K; r++) t[r] *= inverse;
-                p = t[0];
-                for (int r = 1; r < K; r++) p += t[r];
+                UNROLL for (int x = 0; x < 2; x++) best[x] = t[0][x];
+                UNROLL_FEW for (int r = 1; r < K; r++)
+                    UNROLL for (int x = 0; x < 2; x++) best[x] = larger(best[x], t[r][x]);
+                UNROLL for (int x = 0; x < 2; x++) p[x] = best[x];
+                exponentials(2, p);
             } else {
-                t[0] = exponential(t[0]) * inverse;
-                if (kind == FACTORED) many = factors(m, K, n, j + c);
-                p = kind == FACTORED ? t[0] * many : t[0];
+                UNROLL_FEW for (int r = 0; r < pairs; r += 2) exponentials(4, t[r]);
+                if (pairs < own) exponentials(2, t[pairs]);
             }
-            vec dropped = p;
-            if (g->dropped) {
-                dropped = kept(p * scale, m->keep + n * WIDE + c);
-                dp = kept(dp * scale, m->keep + n * WIDE + c);
-            }
-            store(m->w + at, dropped);
-            const vec rest = dp - delta, dl = p * rest;
-            if (!plain && s->pairs) store(m->dl + at, dl);
-            if (kind == SUMMED) {
-                for (int r = 0; r < K; r++) {
-                    coefs[r] += dl * load(g->maps[r] + at);
-                    store(m->sums[r] + at, load(m->sums[r] + at) + dl * all(g->coef[r]));
+            UNROLL for (int x = 0; x < 2; x++) {
+                const int here = c + x * VL, at = n * STRIDE + here;
+                vec dp = load(m->w + at);
+                if (kind == LARGEST) p[x] *= inverse;
+                else {
+                    UNROLL_FEW for (int r = 0; r < own; r++) t[r][x] *= inverse;
+                    p[x] = t[0][x];
+                    UNROLL_FEW for (int r = 1; r < own; r++) p[x] += t[r][x];
+                    if (kind == FACTORED) p[x] *= factors(m, K, n, j + here);
                 }
-                continue;
-            }
-            if (kind == FACTORED) {
-                const vec mine = t[0] * rest;
-                for (int r = 0; r < K; r++) {
-                    const vec share = mine * load(m->factor[r] + j + c);
-                    if (s->cols) store(m->grad_cols[r] + c, load(m->grad_cols[r] + c) + share * all(m->a[r][n]));
-                    sums[r] += share;
+                vec dropped = p[x];
+                if (g->dropped) {
+                    dropped = kept(dropped * scale, m->keep + n * WIDE + here);
+                    dp = kept(dp * scale, m->keep + n * WIDE + here);
                 }
-                store(g->maps[0] + at, dl);
-                continue;
-            }
-            vint left = (vint)(all(1) == all(1));
-            const vec map = load(g->maps[0] + at);
-            vec shared = all(0);
-            for (int r = 0; r < K; r++) {
-                vec mine = dl;
-                if (kind == LARGEST) { /* the first maximum gets the gradient */
-                    const vint here = (vint)(t[r] == best) & left;
-                    mine = (vec)((vint)dl & here);
-                    left &= ~here;
-                } else if (several)
-                    mine = t[r] * rest;
-                if (s->cols) store(m->grad_cols[r] + c, load(m->grad_cols[r] + c) + mine);
-                sums[r] += mine;
-                if (!plain && g->coef) {
-                    coefs[r] += mine * (g->shared ? map : load(g->maps[r] + at));
-                    mine *= all(g->coef[r]);
+                store(m->w + at, dropped);
+                const vec rest = dp - delta, dl = p[x] * rest;
+                if (!plain && s->pairs) store(m->dl + at, dl);
+                if (kind == SUMMED) {
+                    UNROLL_FEW for (int r = 0; r < K; r++) {
+                        coefs[r] += dl * load(g->maps[r] + at);
+                        store(m->sums[r] + at, load(m->sums[r] + at) + dl * all(g->coef[r]));
+                    }
+                } else if (kind == FACTORED) {
+                    const vec mine = t[0][x] * rest;
+                    UNROLL_FEW for (int r = 0; r < K; r++) {
+                        if (s->cols) shares[r][here / VL] += mine * all(m->a[r][n]);
+                        sums[r] += mine * load(m->factor[r] + j + here);
+                    }
+                    store(g->maps[0] + at, dl);
+                } else {
+                    vint left = (vint)(all(1) == all(1));
+                    vec shared = all(0);
+                    UNROLL_FEW for (int r = 0; r < K; r++) {
+                        vec mine = several ? t[r][x] * rest : dl;
+                        if (kind == LARGEST) { /* the first maximum gets the gradient */
+                            const vint first = r < K - 1 ? (vint)(t[r][x] == best[x]) & left : left;
+                            mine = (vec)((vint)dl & first);
+                            left &= ~first;
+                        }
+                        if (s->cols) store(m->grad_cols[r] + here, load(m->grad_cols[r] + here) + mine);
+                        if (terms) sums[r] += mine;
+                        if (!plain && g->coef) {
+                            coefs[r] += mine * load(g->maps[g->shared ? 0 : r] + at);
+                            mine *= all(g->coef[r]);
+                        }
+                        if (g->shared) shared += mine;
+                        else store(g->maps[r] + at, mine);
+                    }
+                    if (g->shared) store(g->maps[0] + at, shared);
                 }
-                if (g->shared) shared += mine;
-                else store(g->maps[r] + at, mine);
             }
-            if (g->shared) store(g->maps[0] + at, shared);
         }
-        for (int r = 0; s->rows && r < K; r++) s->rows[n * K + r] += added(sums[r]) * (kind == FACTORED ? m->a[r][n] : 1);
+        for (int r = 0; terms && s->rows && r < K; r++) s->rows[n * K + r] += added(sums[r]) * (kind == FACTORED ? m->a[r][n] : 1);
     }
     for (int r = 0; s->coef && r < K; r++) s->coef[r] += (double)(g->scale * added(coefs[r]));
+    for (int r = 0; r < factored; r++)
+        for (int c = 0; c < WIDE; c += VL) store(m->grad_cols[r] + c, load(m->grad_cols[r] + c) + shares[r][c / VL] * load(m->factor[r] + j + c));
 }
 
-/* The papers' forms are compiled separately: two components or maps without additional terms. */
+/* Two components or maps are compiled separately; the papers' forms also without additional terms. */
 #ifdef DOUBLE
-#define PLAIN_FORMS(pass)
+#define FORMS_OF_TWO(pass)
 #else
-#define PLAIN_FORMS(pass)                                       \
-    if (g->plain && (g->K == 2 || g->kind == ONE)) switch (g->kind) { \
-        case ONE: pass(ONE, 1, 1); return;                      \
-        case OWN: pass(OWN, 2, 1); return;                      \
-        case LARGEST: pass(LARGEST, 2, 1); return;              \
-        case FACTORED: pass(FACTORED, 2, 1); return;            \
-        case SUMMED: pass(SUMMED, 2, 1); return;                \
-        default: break;                                         \
+#define FORMS_OF_TWO(pass)                                       \
+    if (g->K == 2 || g->kind == ONE) switch (2 * g->kind + g->plain) { \
+        case 2 * ONE + 1: pass(ONE, 1, 1); return;               \
+        case 2 * OWN + 1: pass(OWN, 2, 1); return;               \
+        case 2 * OWN: pass(OWN, 2, 0); return;                   \
+        case 2 * SHARED:                                         \
+        case 2 * SHARED + 1: pass(SHARED, 2, 0); return;         \
+        case 2 * LARGEST + 1: pass(LARGEST, 2, 1); return;       \
+        case 2 * FACTORED + 1: pass(FACTORED, 2, 1); return;     \
+        case 2 * SUMMED + 1: pass(SUMMED, 2, 1); return;         \
+        default: break;                                          \
         }
 #endif
 #define EVERY_FORM(pass)                               \
-    PLAIN_FORMS(pass)                                  \
+    FORMS_OF_TWO(pass)                                 \
     switch (g->kind) {                                 \
     case ONE: pass(ONE, 1, 0); break;                  \
     case OWN: pass(OWN, g->K, 0); break;               \
@@ -697,7 +735,7 @@ int FORWARD(const Call *f, int64_t from, int64_t to) {
     for (int64_t item = from; item < to; item++) {
         const int64_t z = item / tiles, b = f->common ? z : z / H, h = f->common ? 0 : z % H, i = item % tiles * TALL;
         const int64_t key_head = b * f->key_heads + h * f->key_heads / H, value_head = b * f->value_heads + h * f->value_heads / H;
-        const int count = least(N - i, TALL), height = (int)upto(count, 12);
+        const int count = least(N - i, TALL), height = (int)upto(count, DOWN);
         if (z != owner) columns(m, f, b, h, 0, upto(L, WIDE)), divide_columns(m, f, 0, upto(L, WIDE));
         owner = z;
         row_terms(m, f, b, h, i, count);
@@ -743,28 +781,45 @@ int FORWARD(const Call *f, int64_t from, int64_t to) {
 }
 
 /* x . y, and whether an element of x is not 0. */
-INLINE double dot(int low, const real *x, const real *y, int64_t size, int *some) {
+static double dot(const Call *f, const real *x, const real *y, int64_t size, int *some) {
+    typedef real half __attribute__((vector_size(BYTES / 2), aligned(sizeof(real)), may_alias));
+    typedef double doubles __attribute__((vector_size(BYTES / 2 / sizeof(real) * sizeof(double))));
+    enum { HALF = VL / 2 };
+    doubles sums = {0};
+    vint found = {0};
+    int64_t e = 0;
+    for (; !low(f) && e + VL <= size; e += VL) {
+        UNROLL for (int k = 0; k < 2; k++)
+            sums += __builtin_convertvector(*(const half *)(x + e + k * HALF), doubles) * __builtin_convertvector(*(const half *)(y + e + k * HALF), doubles);
+        found |= (vint)(load(x + e) != all(0));
+    }
     double sum = 0;
-    int found = 0;
-#pragma omp simd reduction(+ : sum) reduction(| : found)
-    for (int64_t e = 0; e < size; e++) {
-        const real a = low ? number(((const uint16_t *)x)[e]) : x[e], b = low ? number(((const uint16_t *)y)[e]) : y[e];
-        found |= a != 0;
+    UNROLL for (int k = 0; k < HALF; k++) sum += sums[k];
+    *some = any(found);
+    for (; e < size; e++) {
+        const real a = low(f) ? number(((const uint16_t *)x)[e]) : x[e], b = low(f) ? number(((const uint16_t *)y)[e]) : y[e];
+        *some |= a != 0;
         sum += (double)a * (double)b;
     }
-    *some = found;
     return sum;
 }
 
 /* delta = grad_out . out of a head's rows, and which tiles of queries have a gradient. */
-static void deltas(const Call *f, int64_t b, int64_t h, real *delta, uint8_t *wanted) {
-    const int64_t *os = f->out_strides, *gs = f->grad_strides;
-    memset(wanted, 0, (size_t)((f->rows + TALL - 1) / TALL));
-    for (int64_t i = 0; i < f->rows; i++) {
-        const real *g = place(f, f->grad_out, b * gs[0] + h * gs[1] + i * gs[2]), *o = place(f, f->out, b * os[0] + h * os[1] + i * os[2]);
-        int some;
-        delta[i] = (real)(low(f) ? dot(1, g, o, f->value_size, &some) : dot(0, g, o, f->value_size, &some));
-        wanted[i / TALL] |= (uint8_t)some;
+static void deltas(const Call *f, int64_t b, int64_t h, real *restrict delta, uint8_t *restrict wanted) {
+    const int64_t gs = f->grad_strides[2], os = f->out_strides[2], rows = f->rows, size = f->value_size;
+    const real *grads = place(f, f->grad_out, b * f->grad_strides[0] + h * f->grad_strides[1]);
+    const real *outs = place(f, f->out, b * f->out_strides[0] + h * f->out_strides[1]);
+    for (int64_t i = 0; i < rows; i += TALL) {
+        int wants = 0;
+        for (int64_t n = i; n < rows && n < i + TALL; n++) {
+            const real *g = place(f, grads, n * gs), *o = place(f, outs, n * os);
+            int some;
+            for (int64_t e = 0; e < size; e += 64 / (int64_t)sizeof(real)) /* rows are too far apart for the processor's prefetches */
+                __builtin_prefetch(place(f, g, e + AHEAD * gs)), __builtin_prefetch(place(f, o, e + AHEAD * os));
+            delta[n] = (real)dot(f, g, o, size, &some);
+            wants |= some;
+        }
+        wanted[i / TALL] = (uint8_t)wants;
     }
 }
 
@@ -814,7 +869,7 @@ int BACKWARD(const Call *f, int64_t b, int64_t from, int64_t to, int64_t first, 
             termed = col_head;
             const int64_t seen = f->causal && j - offset > 0 ? (j - offset) / TALL * TALL : 0;
             for (int64_t i = seen; i < N; i += TALL) {
-                const int count = least(N - i, TALL), height = (int)upto(count, 12);
+                const int count = least(N - i, TALL), height = (int)upto(count, DOWN);
                 int some = 0;
                 for (int x = 0; x < heads; x++) some |= m->wanted[((h - from + x) * rows + i) / TALL];
                 if (!some) continue;
@@ -851,8 +906,12 @@ int BACKWARD(const Call *f, int64_t b, int64_t from, int64_t to, int64_t first, 
                     real *restrict to = f->grad_query + slot * f->batch * (f->common ? R : H) * N * E + b * qs[0] + (f->common ? r : h) * qs[1] + i * qs[2];
                     memset(m->grad_queries, 0, sizeof(real) * (size_t)(TALL * full));
                     for (int64_t k = r; k < (f->common ? r + 1 : R); k++) gather(f, across(f, maps[k], count), m->key_rows[k], full, m->grad_queries, height, cols);
-                    for (int n = 0; n < count; n++)
-                        for (int64_t e = 0; e < E; e++) to[n * qs[2] + e] += (real)f->scale * m->grad_queries[n * full + e];
+                    for (int n = 0; n < count; n++) {
+                        const real *row = m->grad_queries + n * full;
+                        int64_t e = 0;
+                        for (; e + VL <= E; e += VL) store(to + n * qs[2] + e, load(to + n * qs[2] + e) + all((real)f->scale) * load(row + e));
+                        for (; e < E; e++) to[n * qs[2] + e] += (real)f->scale * row[e];
+                    }
                 }
             }
             if (f->grad_key && (last || (h + heads) * f->key_heads / H != key_head))

@@ -16,8 +16,12 @@
 #define INLINE static inline __attribute__((always_inline))
 #ifdef __clang__
 #define UNROLL _Pragma("clang loop unroll(full)")
+#define UNROLL_FEW UNROLL
+#define UNROLL_BY_4 _Pragma("clang loop unroll_count(4)")
 #else
 #define UNROLL _Pragma("GCC unroll 16")
+#define UNROLL_FEW _Pragma("GCC unroll 2") /* for a number that is not always a constant */
+#define UNROLL_BY_4 _Pragma("GCC unroll 4")
 #endif
 
 /* Rows and vectors of a block whose sums are in registers: DOWN x ACROSS for scores and values, SIDE for transposed
@@ -117,9 +121,13 @@ INLINE real added(vec x) {
 
 /* x if `keep` is -1, 0 if it is 0. */
 INLINE vec kept(vec x, const int16_t *keep) {
+#if BYTES == 32 && !defined(DOUBLE)
+    return (vec)((__m256i)x & _mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i *)keep)));
+#else
     vshort some;
     memcpy(&some, keep, sizeof some);
     return (vec)((vint)x & __builtin_convertvector(some, vint));
+#endif
 }
 
 /* exp x of n vectors, interleaved, for x below 80: 0 for denormal results, NaN for NaN. */
@@ -207,7 +215,7 @@ INLINE void block(int low, int R, int C, long depth, const real *restrict x, lon
     vec sum[12][4];
     UNROLL for (int r = 0; r < R; r++)
         UNROLL for (int c = 0; c < C; c++) sum[r][c] = add ? load(to + r * tr + c * VL) : all(0);
-    for (long k = 0; k < depth; k++) {
+    UNROLL_BY_4 for (long k = 0; k < depth; k++) {
         vec b[4];
         UNROLL for (int c = 0; c < C; c++) b[c] = load(y + k * yk + c * VL);
         UNROLL for (int r = 0; r < R; r++) {
