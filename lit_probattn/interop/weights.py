@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lit_probattn.interop.algebra import (
     best_groups,
@@ -86,17 +86,6 @@ def projection(rows: Tensor, biased: bool) -> Rows:
     """Return weight and bias of a projection with these rows, (…, C [+ 1])."""
     flat = rows.reshape(-1, rows.shape[-1])
     return (flat[:, :-1], flat[:, -1]) if biased else (flat, None)
-
-
-def linear(rows: Rows, like: Tensor) -> nn.Linear:
-    """Return a linear layer with this weight and bias, and dtype, device and freezing of `like`."""
-    weight, bias = rows
-    made = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    options = {"requires_grad": like.requires_grad}
-    made.weight = nn.Parameter(weight.to(like).contiguous(), **options)
-    if bias is not None:
-        made.bias = nn.Parameter(bias.to(like).clone(), **options)
-    return made
 
 
 # ---------------------------------------------------------------------- changes of heads
