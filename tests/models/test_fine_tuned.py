@@ -1,4 +1,4 @@
-"""Heads on the encoder of text: what they read, and that padding changes nothing."""
+"""Heads on the encoder of text: what they read and predict, and that padding changes nothing."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from functools import partial
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from lit_probattn.attention import SoftmaxAttention
 from lit_probattn.models.fine_tuned import SpanModel, TextClassifier
+from lit_probattn.models.language_model import IGNORE
+from lit_probattn.models.masked_language_model import MaskedLanguageModel
 
 
 def softmax(c, head_dim, **more):
@@ -117,3 +120,20 @@ def test_sines_need_an_even_width_and_the_start_a_known_name():
         SpanModel(softmax, **SIZES | {"embed_dim": 7}, mlp_dim=8, position_init="sinusoidal")
     with pytest.raises(ValueError, match="position_init must be normal or sinusoidal"):
         made(SpanModel, position_init="sines")
+
+
+@pytest.mark.parametrize("max_logits", [1, 57, 10_000])
+def test_predictions_are_the_likeliest_words_of_the_scored_tokens(max_logits):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 19, "embed_dim": 10, "head_dim": 7, "num_layers": 1, "mlp_dim": 11}
+    model = MaskedLanguageModel(partial(SoftmaxAttention, num_heads=3), **sizes, max_seq_len=13)
+    with torch.no_grad():
+        model.output.bias.normal_()
+    model.output.max_logits = max_logits
+    hidden, target = torch.randn(2, 13, 10), torch.randint(19, (2, 13))
+    scored = torch.rand(2, 13) < 0.6
+    target[~scored] = IGNORE
+    logits = F.linear(hidden, model.tokens.weight, model.output.bias)
+    assert torch.equal(model.predictions(hidden, target), logits.argmax(-1)[scored])
+    none = model.predictions(hidden, torch.full_like(target, IGNORE))
+    assert (none.shape, none.dtype) == ((0,), torch.int64)

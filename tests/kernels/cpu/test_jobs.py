@@ -1,3 +1,7 @@
+"""Jobs of the C library run once each, in threads of OpenMP or of a pool; errors are raised."""
+
+from __future__ import annotations
+
 import threading
 
 import pytest
