@@ -45,6 +45,8 @@ FLAGS += ["-p", "no:cacheprovider", "-p", "no:unraisableexception"]
 MOST = 60  # tests of a fault, of those that run its line
 LIMIT = 300.0  # seconds of a fault, which may be an endless loop
 SEEN, SURVIVED, UNREACHED = "seen", "survived", "no test runs the line"
+TOO_LONG = "ran too long"  # an endless loop, or a machine with too much other work
+DETECTED = (SEEN, TOO_LONG)
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Verdict:
         text: the line.
         what: the change.
         digest: of the source without it.
-        verdict: `seen`, `survived` or that no test runs the line.
+        verdict: `seen`, `ran too long`, `survived` or that no test runs the line.
         among: folders and files that the tests were chosen from.
         tests: how many ran, at most.
         seconds: that they took.
@@ -165,15 +167,15 @@ def judge(
                     lines.write(json.dumps(asdict(verdict)) + "\n")
                 print(f"{verdict.verdict}: {file}:{line} {what} ({seconds:.0f} s)", flush=True)
             found.append(verdict)
-            if verdict.verdict != SEEN:
+            if verdict.verdict not in DETECTED:
                 undetected.append((file, line, what, planted))
         faults, tried_before = undetected, tests
     yield from latest(found)
 
 
 def latest(found: Sequence[Verdict]) -> list[Verdict]:
-    """Return one verdict of each fault: that it was seen, else that it survived any tests."""
-    order = (UNREACHED, SURVIVED, SEEN)
+    """Return one verdict of each fault: that it was detected, else that it survived any tests."""
+    order = (UNREACHED, SURVIVED, *DETECTED)
     best: dict[tuple[str, int, str], Verdict] = {}
     for verdict in found:
         key = verdict.file, verdict.line, verdict.what
@@ -322,6 +324,8 @@ def tried(file: str, source: str, tests: Sequence[str]) -> str:
     status = forked(work, LIMIT)
     if status == pytest.ExitCode.NO_TESTS_COLLECTED:
         raise SystemExit(f"error: none of these tests is found again: {', '.join(tests)}")
+    if status is None:
+        return TOO_LONG
     return SURVIVED if status == pytest.ExitCode.OK else SEEN
 
 
@@ -370,10 +374,12 @@ def report(found: Sequence[Verdict]) -> int:
     lines = EQUIVALENT.read_text(encoding="utf-8").splitlines()
     equal = {line for line in lines if line.startswith(("lit_probattn/", "datamodules/", "prof"))}
     counted = [verdict for verdict in found if verdict.words not in equal]
-    unseen = [verdict for verdict in counted if verdict.verdict != SEEN]
+    unseen = [verdict for verdict in counted if verdict.verdict not in DETECTED]
+    too_long = [verdict for verdict in counted if verdict.verdict == TOO_LONG]
     print(
         f"{len(found)} faults, {len(found) - len(counted)} of them change nothing; "
-        f"{len(counted) - len(unseen)} of {len(counted)} seen"
+        f"{len(counted) - len(unseen)} of {len(counted)} seen, {len(too_long)} of these as the "
+        f"tests ran longer than {LIMIT:.0f} s"
     )
     for verdict in unseen:
         print(f"{verdict.verdict}: {verdict.file}:{verdict.line}: {verdict.what}: {verdict.text}")

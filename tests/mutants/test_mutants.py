@@ -227,6 +227,15 @@ def test_a_fork_that_does_not_end_is_ended():
     assert mutants.forked(lambda: 3, 10.0) == 3
 
 
+def test_tests_that_run_too_long_are_counted_apart(monkeypatch, capsys):
+    monkeypatch.setattr(mutants, "forked", lambda work, limit: None)
+    verdict = mutants.tried("a.py", SOURCE, ["t"])
+    assert verdict not in (mutants.SEEN, mutants.SURVIVED)
+    found = mutants.Verdict(*("a.py", 3, "x = 1", "constant 1", "0", verdict, "t", 1, 0.5))
+    assert mutants.report([found]) == 0
+    assert "1 of 1 seen, 1 of these as the tests ran longer" in capsys.readouterr().out
+
+
 def test_names_of_modules():
     assert module_name("a/b/__init__.py") == "a.b"
     assert module_name("a/b.py") == "a.b"
