@@ -23,9 +23,9 @@ NAMES = [n for n in lit_probattn.list_attention() if n != "ast"]  # needs a pack
 def test_the_names_are_those_of_the_files():
     files = {p.relative_to(CONFIGS / "attention") for p in CONFIGS.glob("attention/*.yaml")}
     names = {p.with_suffix("").as_posix() for p in files} - {"as_released.bundle", "related.bundle"}
-    names |= set(yaml.safe_load((CONFIGS / "attention/related.bundle.yaml").read_text())) - {
-        "under"
-    }
+    names |= set(
+        yaml.safe_load((CONFIGS / "attention/related.bundle.yaml").read_text(encoding="utf-8"))
+    ) - {"under"}
     assert {n for n in lit_probattn.list_attention() if "/" not in n} == names
     released = {n.rsplit("/", 1)[0] for n in lit_probattn.list_attention() if "/" in n}
     assert released == {f"as_released/{code}" for code in ("fish", "lm", "lra", "translation")}

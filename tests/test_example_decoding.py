@@ -64,7 +64,7 @@ def test_command_writes_all_parts(tmp_path, capsys, monkeypatch):
     assert float(parts["cache"][1]["tokens_per_s"]) == pytest.approx(2 * 3 / 3.0)
     steps = [float(row["time_over_softmax"]) for row in parts["step"]]
     assert steps == pytest.approx(range(1, 10))
-    report = (tmp_path / "report.md").read_text()
+    report = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert (
         "Finding: greedy decoding of 5 tokens is 1.3 times as fast from caches as by full passes; "
         "a beam of 5 takes 2.0 times as long as greedy decoding; a training step takes 2.00 "

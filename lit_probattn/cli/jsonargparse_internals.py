@@ -18,7 +18,7 @@ from argparse import ArgumentError
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jsonargparse import Namespace
+from jsonargparse import Namespace, _paths
 from jsonargparse._postponed_annotations import TypeCheckingVisitor
 
 from lit_probattn.attention import Attention
@@ -64,6 +64,15 @@ def read_sources_once() -> None:
         self.visit(_imports(module_source))
 
     TypeCheckingVisitor.update_aliases = update_aliases  # type: ignore[method-assign]
+
+
+def read_files_as_utf8() -> None:
+    """Let the library read configuration files as UTF-8, whatever the encoding of the locale."""
+
+    def utf8(file: Any, mode: str = "r") -> Any:
+        return open(file, mode, encoding=None if "b" in mode else "utf-8")
+
+    _paths.open = utf8  # type: ignore[attr-defined]
 
 
 class Rejected(ArgumentError):

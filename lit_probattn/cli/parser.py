@@ -23,6 +23,7 @@ from lit_probattn.cli.jsonargparse_internals import (
     Rejected,
     option_names,
     prefer_integers,
+    read_files_as_utf8,
     read_sources_once,
     readable,
 )
@@ -37,6 +38,7 @@ from lit_probattn.configs import (
 from lit_probattn.training.lightning_internals import ModuleInstantiator
 
 read_sources_once()
+read_files_as_utf8()
 
 
 class RunParser(LightningArgumentParser):

@@ -68,7 +68,7 @@ def start(
         module: module to run.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a") as out:
+    with log.open("a", encoding="utf-8") as out:
         out.write(f"$ {shlex.join(['python', '-m', module, *arguments])}\n")
         out.flush()
         return start_child(

@@ -193,7 +193,7 @@ def study_step(name: str, arguments: Sequence[str], log: Path) -> Generator[Comm
     """
     status = yield Command(arguments, MODULE)
     if status:
-        lines = log.read_text(errors="replace").strip().splitlines()
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         reason = f"{name} exited with status {status}: {lines[-1][:300]}"
         raise ChildError(reason, again=status != 2)  # user errors are not retried
 

@@ -182,7 +182,7 @@ def resources(compiled: Any, capability: int) -> dict[str, Any]:
     ptx = compiled.asm["ptx"]
     found = re.search(r"\.target (\w+)", ptx)
     assert found is not None
-    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".ptx") as file:
         file.write(ptx)
         file.flush()
         command = [get_ptxas(capability).path, "-v", f"--gpu-name={found.group(1)}"]

@@ -57,7 +57,7 @@ def test_studies_write_table_picture_and_text(task, drawn, tmp_path, monkeypatch
         more = [] if study == "priors" else ["--num_samples", "3"]
         assert main([study, *flags(path, out), *more, *SPECIAL.get(study, [])]) == 0
         assert not pd.read_csv(out / f"{study}.csv").empty
-        text = (out / f"{study}.md").read_text()
+        text = (out / f"{study}.md").read_text(encoding="utf-8")
         assert f"Command: `lit-probattn analyse {study}" in text
         assert "step 7" in text
         assert str(tmp_path) not in text
@@ -95,7 +95,7 @@ def test_report_puts_models_side_by_side(tmp_path, capsys):
     start = {"command": f"python -m lit_probattn fit --data {tmp_path}/texts", "git": None}
     (run / "versions.json").write_text(json.dumps({"starts": [start]}))
     assert main(["report", "--folder", str(folder), "--runs", str(run)]) == 0
-    text = (folder / "report.md").read_text()
+    text = (folder / "report.md").read_text(encoding="utf-8")
     assert "- dense: `python -m lit_probattn fit --data texts`" in text
     assert "- [sparse, rank](sparse/rank.md)" in text
     assert read(folder)["kind"] == "studies"
@@ -116,7 +116,7 @@ def test_cells_say_what_was_asked_for(tmp_path):
     table = pd.read_csv(out / "rank.csv")
     assert (table["num_tokens"] == 9).all()  # all sequences of this task are longer
     assert table["sample"].nunique() == 4
-    assert "test split" in (out / "rank.md").read_text()
+    assert "test split" in (out / "rank.md").read_text(encoding="utf-8")
 
 
 # ---- learning curves -------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def test_no_best_value_is_chosen_of_the_test_split(tmp_path):
     assert best.loc["val/accuracy", "best"] == 0.5
     assert best.loc["test/accuracy", ["best", "at step"]].isna().all()
     assert best.loc["test/accuracy", "last"] == 0.3
-    told = (out / "learning_curves.md").read_text()
+    told = (out / "learning_curves.md").read_text(encoding="utf-8")
     assert "run.test_during_training" in told
     assert "0.6" not in told
 
@@ -223,7 +223,7 @@ def test_wrong_use_is_one_line(tmp_path, capsys):
     missing = [*flags(tmp_path / "no.ckpt", tmp_path), "--num_samples", "1"]
     assert "checkpoint not found" in error(capsys, ["rank", *missing])
     config = path.parent.parent / "config.yaml"
-    content = yaml.safe_load(config.read_text())
+    content = yaml.safe_load(config.read_text(encoding="utf-8"))
     content["model"]["init_args"]["embed_dim"] = 12
     other = tmp_path / "other.yaml"
     other.write_text(yaml.safe_dump(content))
@@ -244,7 +244,7 @@ def test_cuda_that_is_not_there(tmp_path, capsys):
 @pytest.mark.usefixtures("sketches")
 def test_task_and_attention_files_stand_in_for_a_run_config(tmp_path):
     path = checkpoint(tmp_path, "sequence", "SoftmaxAttention")
-    config = yaml.safe_load((path.parent.parent / "config.yaml").read_text())
+    config = yaml.safe_load((path.parent.parent / "config.yaml").read_text(encoding="utf-8"))
     attention = {"attention": config["model"]["init_args"].pop("attention")}
     (tmp_path / "task.yaml").write_text(yaml.safe_dump(config))
     (tmp_path / "attention.yaml").write_text(yaml.safe_dump({"model": {"init_args": attention}}))

@@ -85,7 +85,7 @@ def test_interrupted_study_goes_on_where_it_stopped(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         study("rank", path, tmp_path / "parts", "--num_samples", "4")
     partial = tmp_path / "parts" / "rank.partial.jsonl"
-    partial.write_text(partial.read_text() + '{"layer": 1, "sam')  # half a line
+    partial.write_text(partial.read_text(encoding="utf-8") + '{"layer": 1, "sam')  # half a line
     resumed = study("rank", path, tmp_path / "parts", "--num_samples", "4")
     assert len(calls) == 4 + 8 - 3
     assert not partial.exists()
@@ -219,7 +219,10 @@ def test_spectrum_of_layers_one_after_another_is_that_of_all_at_once(tmp_path, m
     study("spectrum", path, tmp_path / "in_turn", *flags, "--max_gigabytes", "7e-5")
     assert seen == [2, 1, 1]
     for name in ("spectrum.csv", "spectrum_layers.csv"):
-        found = [(tmp_path / folder / name).read_text() for folder in ("at_once", "in_turn")]
+        found = [
+            (tmp_path / folder / name).read_text(encoding="utf-8")
+            for folder in ("at_once", "in_turn")
+        ]
         assert found[0] == found[1]
 
 

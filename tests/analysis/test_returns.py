@@ -51,7 +51,7 @@ def test_rows_are_the_episodes_of_the_policy(trained, tmp_path):
     expected = rows.groupby("target")["return"].mean().to_numpy()
     assert table["return"].to_numpy() == pytest.approx(expected, rel=1e-5)
     assert (tmp_path / "returns.png").stat().st_size > 10_000
-    text = (tmp_path / "returns.md").read_text()
+    text = (tmp_path / "returns.md").read_text(encoding="utf-8")
     assert "The best mean return is" in text
     assert "mean return of the data, 12" in text
     assert "its scores are not comparable" in text
@@ -70,7 +70,7 @@ def test_episodes_side_by_side_stand_beside_the_same_one_by_one(trained, tmp_pat
     np.testing.assert_allclose(rows["in parallel"], rows["one at a time"], rtol=1e-5)
     assert rows["steps"].tolist() == rows["steps one at a time"].tolist()
     assert rows["largest difference between actions"].max() < 1e-9
-    text = (tmp_path / "out/returns.md").read_text()
+    text = (tmp_path / "out/returns.md").read_text(encoding="utf-8")
     assert "Target 9, policy in float64" in text
     assert "Mean returns" in text
 
@@ -87,7 +87,9 @@ def test_episodes_that_end_at_different_steps_are_not_alike():
 
 def test_a_video_is_drawn_or_said_to_be_missing_in_one_line(trained, tmp_path, monkeypatch):
     assert study(trained, tmp_path / "none", "--targets", "5", "--video") == 0
-    assert "\nNo video: rendering is not available" in (tmp_path / "none/returns.md").read_text()
+    assert "\nNo video: rendering is not available" in (tmp_path / "none/returns.md").read_text(
+        encoding="utf-8"
+    )
     assert not list((tmp_path / "none").glob("*.gif"))
 
     class Seen(Pendulum):
@@ -107,7 +109,9 @@ def test_a_video_is_drawn_or_said_to_be_missing_in_one_line(trained, tmp_path, m
     assert study(trained, tmp_path / "film", "--targets", "5", "9", "--video") == 0
     with Image.open(tmp_path / "film/returns.gif") as picture:
         assert picture.n_frames > 1
-    assert "Target 9, seed 100: return" in (tmp_path / "film/returns.md").read_text()
+    assert "Target 9, seed 100: return" in (tmp_path / "film/returns.md").read_text(
+        encoding="utf-8"
+    )
 
 
 def table(*pairs: tuple[float, float]) -> pd.DataFrame:

@@ -141,14 +141,14 @@ def add(copy: Path, variant: str = "cosine") -> None:
     name, source, test, line = "CosineAttention", VARIANT, INSIDE_TEST, LINE
     if variant == "alibi_mgk":
         name, source, line = "ALiBiMGKAttention", ALIBI, ALIBI_LINES
-        test = (ROOT / "tests/attention/own/test_alibi.py").read_text()
+        test = (ROOT / "tests/attention/own/test_alibi.py").read_text(encoding="utf-8")
         test = test.replace("tests.attention.own.alibi", "lit_probattn.attention.alibi_mgk")
     shutil.copy(ROOT / source, copy / f"lit_probattn/attention/{variant}.py")
     config = CONFIG.format(path=f"lit_probattn.attention.{name}")
     (copy / f"configs/attention/{variant}.yaml").write_text(config)
     (copy / f"tests/attention/test_{variant}.py").write_text(test)
     init = copy / "lit_probattn/attention/__init__.pyi"
-    text = init.read_text()
+    text = init.read_text(encoding="utf-8")
     place = text.index("from lit_probattn.attention.fish.layer")
     init.write_text(text[:place] + line + text[place:])
 

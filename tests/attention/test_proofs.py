@@ -66,7 +66,7 @@ def test_a_variant_is_three_files_and_one_line(copy):
     changed = [path for path, text in before.items() if path.read_bytes() != text]
     added = {path for path in copy.rglob("*.*") if path.is_file()} - set(before)
     assert [path.name for path in changed] == ["__init__.pyi"]
-    assert changed[0].read_text().replace(LINE, "") == before[changed[0]].decode()
+    assert changed[0].read_text(encoding="utf-8").replace(LINE, "") == before[changed[0]].decode()
     assert len(added) == 3
 
 

@@ -183,7 +183,7 @@ def cache(change: Callable[[Path], object]) -> Callable[[Path], str]:
 
 def _set(**values: object) -> Callable[[Path], object]:
     def change(folder: Path) -> None:
-        meta = json.loads((folder / "meta.json").read_text())
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         (folder / "meta.json").write_text(json.dumps({**meta, **values}))
 
     return change

@@ -102,7 +102,9 @@ def test_every_shipped_file_has_its_name():
         written = set((CONFIGS / folder).rglob("*.yaml"))
         bundles = {path for path in written if is_bundle(path)}
         held = [
-            b.parent / f"{name}.yaml" for b in bundles for name in yaml.safe_load(b.read_text())
+            b.parent / f"{name}.yaml"
+            for b in bundles
+            for name in yaml.safe_load(b.read_text(encoding="utf-8"))
         ]
         entries = [path for path in held if path.stem not in ("under", "shared")]
         assert len(entries) == len(set(entries))
@@ -240,7 +242,7 @@ def test_a_file_stands_in_one_place(folders):
 
 @pytest.mark.parametrize("bundle", sorted(CONFIGS.rglob("*.bundle.yaml")), ids=lambda p: p.name)
 def test_a_shipped_bundle_reads_the_same_whole_and_entry_by_entry(bundle):
-    text = bundle.read_text()
+    text = bundle.read_text(encoding="utf-8")
     whole = yaml.safe_load(text)  # refuses an anchor that stands there twice
     for name in names_in(bundle):
         path = bundle.parent / f"{name}.yaml"

@@ -17,7 +17,7 @@ PACKAGES = ("lit_probattn.attention", "lit_probattn.tasks")
 @pytest.mark.parametrize("name", PACKAGES)
 def test_a_package_has_what_its_stub_says(name):
     package = importlib.import_module(name)
-    stub = ast.parse((ROOT / name.replace(".", "/") / "__init__.pyi").read_text())
+    stub = ast.parse((ROOT / name.replace(".", "/") / "__init__.pyi").read_text(encoding="utf-8"))
     names = {
         a.asname: a.name for n in ast.walk(stub) if isinstance(n, ast.ImportFrom) for a in n.names
     }

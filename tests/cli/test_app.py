@@ -91,10 +91,10 @@ def trained(tmp_path_factory):
 def test_run_folder_holds_what_is_needed_to_repeat_it(trained):
     version = only_version(trained)
     assert version.relative_to(trained).as_posix() == "runs/lra_text_tiny-variant/0"
-    config = yaml.safe_load((version / "config.yaml").read_text())
+    config = yaml.safe_load((version / "config.yaml").read_text(encoding="utf-8"))
     assert config["run"]["name"] == "lra_text_tiny-variant"
     assert config["data"]["init_args"]["num_train"] == 128
-    (start,) = json.loads((version / "versions.json").read_text())["starts"]
+    (start,) = json.loads((version / "versions.json").read_text(encoding="utf-8"))["starts"]
     assert start["seed"] == 0
     assert start["command"].startswith("python -m lit_probattn fit --config ")
     assert {"python", "packages", "git", "hardware", "backends"} <= start.keys()
@@ -111,7 +111,8 @@ def test_the_stored_configuration_repeats_the_run(trained, tmp_path):
     again = only_version(tmp_path)
     assert metrics(again) == metrics(only_version(trained))
     before, after = (
-        yaml.safe_load((v / "config.yaml").read_text()) for v in (stored.parent, again)
+        yaml.safe_load((v / "config.yaml").read_text(encoding="utf-8"))
+        for v in (stored.parent, again)
     )
     assert config_differences(before, after) == []
 
@@ -121,13 +122,13 @@ def test_versions_increase_and_differing_configurations_are_kept_apart(tmp_path,
         run(arguments("fit", tmp_path, *QUICK))
     base = tmp_path / "runs/lra_text_tiny-variant"
     assert sorted(p.name for p in base.iterdir()) == ["0", "1"]
-    old = (base / "1/config.yaml").read_text()
+    old = (base / "1/config.yaml").read_text(encoding="utf-8")
     more = ("--ckpt_path", "last", "--model.init_args.lr", "0.5", "--trainer.max_steps", "4")
     run(arguments("fit", tmp_path, *more))
     assert "differs" in (text := capsys.readouterr().out)
     assert "model.init_args.lr" in text
     assert sorted(p.name for p in base.iterdir()) == ["0", "1", "2"]
-    assert (base / "1/config.yaml").read_text() == old
+    assert (base / "1/config.yaml").read_text(encoding="utf-8") == old
     assert list_checkpoints(base / "2/checkpoints", "step")[0].name == "step-00000004.ckpt"
 
 
@@ -138,7 +139,7 @@ def test_continuing_adds_a_start_to_the_same_folder(tmp_path, capsys):
     assert "nothing to train" in capsys.readouterr().out
     run(arguments("fit", tmp_path, "--ckpt_path", "auto", "--trainer.max_steps", "4"))
     version = only_version(tmp_path)
-    first, second = json.loads((version / "versions.json").read_text())["starts"]
+    first, second = json.loads((version / "versions.json").read_text(encoding="utf-8"))["starts"]
     assert first["checkpoint"] is None
     assert second["checkpoint"].endswith("step-00000002.ckpt")
 
@@ -172,7 +173,9 @@ def test_evaluation_needs_weights(command, trained, capsys):
 def test_test_writes_results_of_the_best_checkpoint(trained, capsys):
     run(arguments("test", trained, "--ckpt_path", "best"))
     (best,) = list_checkpoints(only_version(trained) / "checkpoints", "best")
-    report = json.loads((only_version(trained) / f"test-{best.stem}.json").read_text())
+    report = json.loads(
+        (only_version(trained) / f"test-{best.stem}.json").read_text(encoding="utf-8")
+    )
     assert report["checkpoint"].endswith(best.name)
     assert report["selected_on_test"] is False
     assert 0 <= report["test/accuracy"] <= 1
@@ -182,7 +185,9 @@ def test_test_writes_results_of_the_best_checkpoint(trained, capsys):
 def test_validation_repeats_the_value_logged_in_training(trained):
     config = str(only_version(trained) / "config.yaml")
     run(["validate", "--config", config, "--ckpt_path", "last"])
-    report = json.loads((only_version(trained) / "validate-step-00000016.json").read_text())
+    report = json.loads(
+        (only_version(trained) / "validate-step-00000016.json").read_text(encoding="utf-8")
+    )
     (row,) = [row for row in metrics(only_version(trained)) if row["step"] == "16"]
     assert report["val/loss"] == pytest.approx(float(row["val/loss"]), rel=1e-6)
     assert report["val/accuracy"] == pytest.approx(float(row["val/accuracy"]), rel=1e-6)
@@ -199,7 +204,9 @@ def test_predict_writes_one_row_per_sample(trained, capsys):
     capsys.readouterr()
     run(arguments("test", trained, "--ckpt_path", "last"))
     text = capsys.readouterr().out
-    report = json.loads((only_version(trained) / "test-step-00000016.json").read_text())
+    report = json.loads(
+        (only_version(trained) / "test-step-00000016.json").read_text(encoding="utf-8")
+    )
     accuracy = (table["prediction"] == table["target"]).mean()
     share = table["target"].value_counts(normalize=True).max()
     assert report["most_frequent_label"] == pytest.approx(share)

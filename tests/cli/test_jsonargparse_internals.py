@@ -16,6 +16,7 @@ from jsonargparse._postponed_annotations import TypeCheckingVisitor
 from lit_probattn.attention import AttentionFactory
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.cli import jsonargparse_internals as internals
+from lit_probattn.cli.app import check_arguments
 from lit_probattn.cli.parser import RunParser
 
 
@@ -169,3 +170,17 @@ def test_the_source_of_a_module_is_parsed_once(monkeypatch):
         assert {"Decimal", "fractions"} <= set(found)
         assert "colorsys" not in found
     assert parsed.count(source) == 1
+
+
+def test_configuration_files_are_read_as_utf8_in_every_locale(monkeypatch):
+    encodings, plain = {}, open
+
+    def recorded(file, mode="r", *args, **options):
+        if str(file).endswith(".yaml") and "b" not in mode:
+            encodings[str(file)] = options.get("encoding")
+        return plain(file, mode, *args, **options)
+
+    monkeypatch.setattr("builtins.open", recorded)
+    check_arguments(["fit", "--task", "tiny/lra_text", "--attention", "smgk"])
+    assert encodings
+    assert set(encodings.values()) == {"utf-8"}

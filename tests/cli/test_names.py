@@ -84,12 +84,14 @@ def test_a_run_by_names_is_the_run_by_files(tmp_path, monkeypatch):
     for root, words in (("files", FILES), ("names", NAMES)):
         run(["fit", *words, *flags, "--run.root", root, "--trainer.max_steps", "2"])
     files, names = (tmp_path / root / "lra_text_tiny-smgk/0" for root in ("files", "names"))
-    stored = (names / "config.yaml").read_text()
-    assert stored.replace("root: names", "root: files") == (files / "config.yaml").read_text()
+    stored = (names / "config.yaml").read_text(encoding="utf-8")
+    assert stored.replace("root: names", "root: files") == (files / "config.yaml").read_text(
+        encoding="utf-8"
+    )
     assert fingerprint(names) == fingerprint(files)
     more = ["--run.root", "files", "--trainer.max_steps", "4", "--ckpt_path", "auto"]
     run(["fit", *NAMES, *flags, *more])
-    first, second = json.loads((files / "versions.json").read_text())["starts"]
+    first, second = json.loads((files / "versions.json").read_text(encoding="utf-8"))["starts"]
     assert first["checkpoint"] is None
     assert second["checkpoint"].endswith("step-00000002.ckpt")
     assert list_checkpoints(files / "checkpoints", "step")[0].name == "step-00000004.ckpt"

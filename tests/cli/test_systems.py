@@ -44,7 +44,7 @@ except ConfigError as error:
 from lit_probattn.experiments.launch import start
 command = start([], ["list", "tasks"], Path("log"), dict(os.environ), 0)
 assert command.wait() == 0
-assert "lra_listops" in Path("log").read_text()
+assert "lra_listops" in Path("log").read_text(encoding="utf-8")
 print("all of it")
 """
 

@@ -31,7 +31,7 @@ def test_bash_completes(tmp_path, capsys):
     script = tmp_path / "completion.sh"
     script.write_text(capsys.readouterr().out)
     code = (
-        f"source {script}; COMP_WORDS=(lit-probattn fit --attention smgk_h); COMP_CWORD=3; "
+        f"source '{script}'; COMP_WORDS=(lit-probattn fit --attention smgk_h); COMP_CWORD=3; "
         'COMP_LINE="lit-probattn fit --attention smgk_h"; COMP_POINT=${#COMP_LINE}; '
         'eval "$(complete -p lit-probattn | sed -E "s/.*-F ([^ ]+) .*/\\1/")" lit-probattn smgk_h '
         '--attention; echo "${COMPREPLY[@]}"'

@@ -202,7 +202,7 @@ def test_a_table_is_not_overwritten(folder, tmp_path, capsys):
     check_refused(generate(folder, "--out", str(table)), "exists: choose another file", capsys)
     inside = table / "text.parquet"
     check_refused(generate(folder, "--out", str(inside)), "is a file, not a folder", capsys)
-    assert table.read_text() == "mine"
+    assert table.read_text(encoding="utf-8") == "mine"
 
 
 def test_other_text_than_the_runs_is_refused(folder, tmp_path, capsys):
@@ -238,7 +238,7 @@ def test_words_that_nothing_stands_for_are_refused(tmp_path, folder, capsys):
 def test_a_run_that_is_no_language_model_is_refused(folder, tmp_path, part, name, expected, capsys):
     shutil.copytree(folder, tmp_path / "run")
     path = tmp_path / "run/config.yaml"
-    config = yaml.safe_load(path.read_text())
+    config = yaml.safe_load(path.read_text(encoding="utf-8"))
     config[part] = {"class_path": name, "init_args": {}}
     path.write_text(yaml.safe_dump(config))
     check_refused(generate(tmp_path / "run"), expected, capsys)

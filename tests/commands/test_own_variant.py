@@ -58,8 +58,11 @@ def test_ask_takes_the_variant(page, capsys):
 def test_a_sweep_and_its_report_take_the_variant(page, monkeypatch, capsys):
     fork_workers(monkeypatch)
     sweep = Path("cosine_sweep.yaml")
-    assert "measure: [cost, memory, time]" in sweep.read_text()
-    sweep.write_text(sweep.read_text().replace("[cost, memory, time]", "[cost]"))
+    assert "measure: [cost, memory, time]" in sweep.read_text(encoding="utf-8")
+    sweep.write_text(
+        sweep.read_text(encoding="utf-8").replace("[cost, memory, time]", "[cost]"),
+        encoding="utf-8",
+    )
     assert main(page["sweep"]) == 0
     rows = read_rows("runs/profiling/cosine/rows.jsonl")
     assert {row.status for row in rows} == {"ok"}
@@ -70,12 +73,12 @@ def test_a_sweep_and_its_report_take_the_variant(page, monkeypatch, capsys):
 @pytest.mark.parametrize("types", [("", "", ""), (": int", ": int", ": float ")])
 def test_types_of_arguments_need_not_be_written(page, types):
     """A layer is built with and without; no number is lost."""
-    text = Path("own_variant.py").read_text()
+    text = Path("own_variant.py").read_text(encoding="utf-8")
     old = "embed_dim, num_heads, *, sharpness=10.0"
     first, second, third = types
     new = f"embed_dim{first}, num_heads{second}, *, sharpness{third}= 3.0"
-    Path("own_variant.py").write_text(text.replace(old, new))
-    assert new in Path("own_variant.py").read_text()
+    Path("own_variant.py").write_text(text.replace(old, new), encoding="utf-8")
+    assert new in Path("own_variant.py").read_text(encoding="utf-8")
     allowed_code.allow("own_variant")
     layer = build_attention("own_variant.CosineAttention", {"num_heads": 2}, 8, None)
     assert (layer.num_heads, layer.head_dim) == (2, 4)

@@ -62,8 +62,8 @@ def test_stored_help_is_the_parsers(name, capsys):
     assert main([name, "--help"]) == 0
     text = capsys.readouterr().out
     assert "usage:" in text
-    if (FOLDER / "made_with.txt").read_text().strip() != made_with():
-        pytest.skip(f"stored with {(FOLDER / 'made_with.txt').read_text().strip()}")
+    if (FOLDER / "made_with.txt").read_text(encoding="utf-8").strip() != made_with():
+        pytest.skip(f"stored with {(FOLDER / 'made_with.txt').read_text(encoding='utf-8').strip()}")
     assert text == printed(name)
 
 
@@ -71,8 +71,8 @@ def test_the_stored_help_of_profiling_is_the_parsers(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["profiling", "--help"])
     assert profiling.__main__.main() == 0
     text = capsys.readouterr().out
-    if (FOLDER / "made_with.txt").read_text().strip() != made_with():
-        pytest.skip(f"stored with {(FOLDER / 'made_with.txt').read_text().strip()}")
+    if (FOLDER / "made_with.txt").read_text(encoding="utf-8").strip() != made_with():
+        pytest.skip(f"stored with {(FOLDER / 'made_with.txt').read_text(encoding='utf-8').strip()}")
     assert text == printed(PROFILING)
 
 

@@ -82,7 +82,11 @@ def test_a_file_of_a_users_stays(folder, door, name, kind, capsys):
     assert told.err.startswith("error: ")
     assert f"out/{name} exists" in told.err
     assert told.err.count("\n") == 1
-    assert path.read_text() == MINE if kind == "file" else os.readlink(path) == "nothing"
+    assert (
+        path.read_text(encoding="utf-8") == MINE
+        if kind == "file"
+        else os.readlink(path) == "nothing"
+    )
 
 
 @pytest.mark.parametrize("door", QUICK)
@@ -95,7 +99,7 @@ def test_a_study_of_a_run_leaves_files_of_a_users(tmp_path):
     (tmp_path / "rank_heads.csv").write_text(MINE)
     with pytest.raises(ConfigError, match=r"rank_heads\.csv exists"):
         Results(tmp_path, "rank", "analyse rank")
-    assert (tmp_path / "rank_heads.csv").read_text() == MINE
+    assert (tmp_path / "rank_heads.csv").read_text(encoding="utf-8") == MINE
 
 
 def test_reports_of_the_clone_can_be_made_again():

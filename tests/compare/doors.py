@@ -64,7 +64,7 @@ SWEEP = {
 
 
 def _write(path: Path, content: object) -> str:
-    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     return str(path)
 
 
@@ -172,7 +172,7 @@ def go(name: str, folder: Path) -> dict[str, object]:
     end = time.monotonic() + _PATIENCE
     while not _begun(door, folder):
         if process.poll() is not None or time.monotonic() > end:
-            raise RuntimeError(f"{name} saved nothing:\n{log.read_text()}")
+            raise RuntimeError(f"{name} saved nothing:\n{log.read_text(encoding='utf-8')}")
         time.sleep(0.01)
     process.send_signal(door.stop)
     status = process.wait()
@@ -183,7 +183,7 @@ def go(name: str, folder: Path) -> dict[str, object]:
 def _run(words: Sequence[str], log: Path) -> str:
     before = log.stat().st_size
     if _start(words, log).wait():
-        raise RuntimeError(log.read_text())
+        raise RuntimeError(log.read_text(encoding="utf-8"))
     return log.read_bytes()[before:].decode()
 
 
@@ -193,7 +193,7 @@ def _resume_runs(words: Sequence[str], folder: Path, log: Path) -> dict[str, obj
     early = {path.name: path.read_bytes() for path in done.glob("*.jsonl")}
     told = _run([*words, "--executor", "local", "--shards", "2"], log)
     logs = sorted(folder.glob("runs/reproduce/submitit/*/*_log.out"))
-    lines = [line for path in logs for line in path.read_text().splitlines()]
+    lines = [line for path in logs for line in path.read_text(encoding="utf-8").splitlines()]
     shown = re.compile(r"resumes from|starts;|minutes$|finished before|runs finished")
     for line in lines:
         if shown.search(line):
@@ -221,7 +221,7 @@ def _resume_sweep(words: Sequence[str], folder: Path, log: Path) -> dict[str, ob
     print(f"stopped after {kept} points; both shards, a process each", flush=True)
     shards = [_start([*words, "--shard", f"{i}/2"], log) for i in (0, 1)]
     if any(process.wait() for process in shards):
-        raise RuntimeError(log.read_text())
+        raise RuntimeError(log.read_text(encoding="utf-8"))
     rows = [row for p in folder.glob("rows/*.jsonl") for row in read_rows(p)]
     ids = [row.point_id for row in rows if row.row_index == 0]
     again = _run([*words, "--shard", "0/2"], log)

@@ -63,7 +63,7 @@ def named(runs):
 
 def given(run):
     """Flags of a run's `fit`."""
-    words = shlex.split(run.log_path.read_text().splitlines()[0])[5:]
+    words = shlex.split(run.log_path.read_text(encoding="utf-8").splitlines()[0])[5:]
     return dict(zip(words[::2], words[1::2], strict=True))
 
 
@@ -204,7 +204,7 @@ def test_all_seeds_may_begin_with_one(tmp_path):
         keep(run, 30.0)
     made = Report(table, runs, "command")
     made.write(tmp_path / "out")
-    written = (tmp_path / "out/report.md").read_text()
+    written = (tmp_path / "out/report.md").read_text(encoding="utf-8")
     assert "with seed 4, so the spread excludes the training on the first task" in written
 
 
@@ -213,7 +213,7 @@ def test_the_report_has_the_starts_too(tmp_path):
     for run in runs:
         keep(run, 30.0)
     text = Report(table, runs, "command").write(tmp_path / "out")
-    written = (tmp_path / "out/report.md").read_text()
+    written = (tmp_path / "out/report.md").read_text(encoding="utf-8")
     tasks = [line.split(" | ")[0][2:] for line in text.splitlines()[2:]]
     assert list(dict.fromkeys(tasks)) == ["first", "second", "tuned", "other"]
     assert "8 of 8 runs are finished." in written

@@ -153,7 +153,7 @@ def test_variants_run_over_seeds_and_are_reported(tmp_path, monkeypatch, capsys,
     _with_metrics(tmp_path)
     assert main(words) == 0
     out = tmp_path / "runs/reproduce/reports/compare-lra_listops_tiny"
-    text = (out / "report.md").read_text()
+    text = (out / "report.md").read_text(encoding="utf-8")
     table = pd.read_csv(out / "ratios.csv").set_index("row")
     assert list(table["mean"]) == pytest.approx([26.0, 36.0, 26.0])
     assert list(table["num_seeds"]) == [2, 2, 2]
@@ -178,7 +178,7 @@ def _with_metrics(folder: Path) -> None:
     rows = "\n".join(
         ["step,train/loss,val/accuracy", *(f"{s},{2 - s / 10},{s / 10}" for s in (1, 2, 3))]
     )
-    text = path.read_text().replace(
+    text = path.read_text(encoding="utf-8").replace(
         '    plan = pathlib.Path(__file__).with_name("KILL")\n',
         f"    (folder / 'metrics.csv').write_text({json.dumps(rows)})\n"
         '    plan = pathlib.Path(__file__).with_name("KILL")\n',

@@ -89,7 +89,7 @@ def test_what_is_wrong_is_named_before_the_first_run(words, names, more, refused
 )
 def test_files_that_set_what_the_command_sets_are_named(content, refused, tmp_path):
     path = tmp_path / "own.yaml"
-    text = (ROOT / "configs/attention/softmax.yaml").read_text()
+    text = (ROOT / "configs/attention/softmax.yaml").read_text(encoding="utf-8")
     path.write_text(f"{text}\n{content}\n")
     key = content.replace(": {", ".").split(":")[0]
     line = refused(attention=["own.yaml"])
@@ -149,7 +149,7 @@ def test_the_folder_of_a_report_has_no_file_of_others(refused, tmp_path):
         own.parent.mkdir(exist_ok=True)
         own.write_text("# My own\n\nwords\n")
         assert f"own/{name} exists" in refused("--out", "own")
-        assert own.read_text() == "# My own\n\nwords\n"
+        assert own.read_text(encoding="utf-8") == "# My own\n\nwords\n"
         own.unlink()
 
 

@@ -47,7 +47,11 @@ def keep(run, value, **more):
 
 def report_of(tmp_path, table, runs):
     report = Report(table, runs, "python -m lit_probattn.reproduce tiny")
-    return report, report.write(tmp_path / "out"), (tmp_path / "out/report.md").read_text()
+    return (
+        report,
+        report.write(tmp_path / "out"),
+        (tmp_path / "out/report.md").read_text(encoding="utf-8"),
+    )
 
 
 def test_rows_that_learned_nothing_are_named(tmp_path):
@@ -93,7 +97,7 @@ def test_an_out_that_is_a_file_is_one_line(tmp_path):
     (tmp_path / "out").write_text("mine")
     with pytest.raises(ConfigError, match=f"--out {tmp_path / 'out'}"):
         report_of(tmp_path, table, runs)
-    assert (tmp_path / "out").read_text() == "mine"
+    assert (tmp_path / "out").read_text(encoding="utf-8") == "mine"
 
 
 def test_numbers(tmp_path):
@@ -425,7 +429,7 @@ def drawn(values, monkeypatch, tmp_path, options=None):
 def test_spread_is_drawn_where_the_caption_says_so(tmp_path, monkeypatch):
     several = drawn({"softmax_2": [36.0, 37.5], "mgk_1": [30.0]}, monkeypatch, tmp_path / "2")
     one = drawn({"softmax_2": [36.0], "mgk_1": [30.0]}, monkeypatch, tmp_path / "1")
-    texts = [(tmp_path / name / "out/report.md").read_text() for name in "21"]
+    texts = [(tmp_path / name / "out/report.md").read_text(encoding="utf-8") for name in "21"]
     assert "mean ± standard deviation over seeds (n − 1)" in texts[0]
     assert "one seed, without error estimate" in texts[1]
     (bars,), nothing = ([c for c in f.axes[0].containers if c.has_xerr] for f in (several, one))
@@ -462,7 +466,9 @@ def test_numbers_of_another_protocol_do_not_squeeze_ours(
     diamonds = [part for part in marks if len(part.get_facecolor()) == 0]
     assert [part.get_edgecolor()[:, 3].tolist() for part in diamonds] == [[1.0]] * is_drawn
     protocol = "with a different, longer protocol" if shortened else "with the same protocol"
-    assert f"published values, {protocol};" in (tmp_path / "out/report.md").read_text()
+    assert f"published values, {protocol};" in (tmp_path / "out/report.md").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_one_seed_does_not_push_published_numbers_off_the_axis(monkeypatch, tmp_path):

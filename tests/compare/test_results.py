@@ -42,7 +42,7 @@ def compare(tmp_path, monkeypatch, capsys):
 def write_metrics(folder):
     """Have the stand-in leave a log, which the report's curves need."""
     path = folder / "program.py"
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     rows = "step,train/loss,val/accuracy\\n1,1.0,0.5\\n2,0.9,0.6\\n"
     here = '    (folder / "config.yaml").write_text("{}")\n'
     assert here in text
@@ -66,7 +66,9 @@ def test_a_run_of_changed_data_is_run_anew_and_the_file_is_named(compare, tmp_pa
     assert "finished before" not in out
     assert "mine.csv" in next(line for line in out.splitlines() if line.startswith("[1/1]"))
     status, out, err = compare("--report")  # seed 1 is of the data before
-    report = (tmp_path / "runs/reproduce/reports/compare-own_texts/report.md").read_text()
+    report = (tmp_path / "runs/reproduce/reports/compare-own_texts/report.md").read_text(
+        encoding="utf-8"
+    )
     assert status == 1
     assert "1 of 2 runs are finished" in report
     assert "mine.csv" in report
@@ -165,7 +167,7 @@ def test_what_a_file_says_stays_text_in_the_report(tmp_path, monkeypatch):
     hardware = {"processor": evil, "num_cores": 2, "gpus": []}
     finished(runs[0], hardware=hardware, python=evil, git={"revision": evil, "dirty": False})
     Report(table, runs[:1], "python -m lit_probattn").write(tmp_path / "out")
-    text = (tmp_path / "out/report.md").read_text()
+    text = (tmp_path / "out/report.md").read_text(encoding="utf-8")
     assert not [line for line in text.splitlines() if line.startswith("# heading")]
     assert "<script" not in text
 
@@ -185,7 +187,9 @@ def test_a_time_that_nobody_took_is_unknown(tmp_path, monkeypatch):
     report.write(tmp_path / "out")
     assert report.summary["fit_minutes"].isna().all()
     (row,) = [
-        x for x in (tmp_path / "out/report.md").read_text().splitlines() if "fit --config" in x
+        x
+        for x in (tmp_path / "out/report.md").read_text(encoding="utf-8").splitlines()
+        if "fit --config" in x
     ]
     assert "| unknown |" in row
     assert [line for line in lines if line.endswith("; unknown minutes")]

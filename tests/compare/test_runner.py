@@ -46,7 +46,7 @@ def runner(jobs=1, lines=None):
 
 
 def commands_run(run):
-    lines = run.log_path.read_text().splitlines()
+    lines = run.log_path.read_text(encoding="utf-8").splitlines()
     return [line.split()[4] for line in lines if line.startswith("$ python -m lit_probattn")]
 
 
@@ -108,7 +108,7 @@ def test_half_a_result_counts_as_none(tmp_path, monkeypatch):
     run_here(monkeypatch)
     _, runs = tiny_runs(tmp_path, ["listops", "mgk_1"])
     runner()(runs[:1])
-    text = runs[0].result_path.read_text()
+    text = runs[0].result_path.read_text(encoding="utf-8")
     runs[0].result_path.write_text(text[: len(text) // 2])
     assert runs[0].result() is None
     assert runner()(runs[:1]).ran == 1
@@ -234,7 +234,7 @@ def test_interrupted_command_has_its_runs_saved(tmp_path):
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     assert process.wait() == 130
-    told = log.read_text()
+    told = log.read_text(encoding="utf-8")
     assert "interrupted: 0 of 4 runs are finished; rerun the command to resume" in told
     assert (tmp_path / "SAVED").exists()
 
@@ -318,7 +318,7 @@ def test_options_make_other_runs(tmp_path):
 def test_result_has_what_a_reader_needs(tmp_path):
     _, runs = tiny_runs(tmp_path, ["listops", "mgk_1"])
     runner()(runs[:1])
-    result = json.loads(runs[0].result_path.read_text())
+    result = json.loads(runs[0].result_path.read_text(encoding="utf-8"))
     wanted = {"task", "row", "seed", "values", "selected_step", "selected_on_test", "max_steps"}
     wanted |= {"num_starts", "run_folder", "command", "packages", "git", "hardware", "backends"}
     assert wanted <= set(result)

@@ -130,7 +130,7 @@ def test_the_report_and_the_picture_show_trends(tmp_path):
         keep(run, 10.0 * run.seed + int(run.row.name[1:]) + 0.1 * run.seed)
     report = Report(own, runs, "command")
     report.write(tmp_path / "out")
-    written = (tmp_path / "out/report.md").read_text()
+    written = (tmp_path / "out/report.md").read_text(encoding="utf-8")
     assert "## Trends" in written
     (line,) = [line for line in written.splitlines() if line.endswith("| agrees |")]
     assert line.startswith("| listops | test | heads | rises | 3 | 2 | +1.00 | +1.00 | +1.00 |")

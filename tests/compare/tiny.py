@@ -87,7 +87,7 @@ if words[0] == "fit":
     folder = base / "0"
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
     record = folder / "versions.json"
-    starts = json.loads(record.read_text())["starts"] if record.exists() else []
+    starts = json.loads(record.read_text(encoding="utf-8"))["starts"] if record.exists() else []
     saved = sorted(folder.glob("checkpoints/step-*.ckpt"))
     first = int(saved[-1].stem.split("-")[1]) if saved else 0
     starts.append({"started": str(time.time()), "first": first, "backends": {"a (cpu)": "b"}})
@@ -97,7 +97,7 @@ if words[0] == "fit":
     for step in range(first + 1, int(value.get("--trainer.max_steps", 16)) + 1):
         with zipfile.ZipFile(folder / "checkpoints" / f"step-{step:08d}.ckpt", "w") as file:
             file.writestr("data", "x")
-        if plan.exists() and plan.read_text() == f"{base.name} {step}":
+        if plan.exists() and plan.read_text(encoding="utf-8") == f"{base.name} {step}":
             plan.unlink()
             os.kill(os.getppid(), signal.SIGKILL)
             time.sleep(60)
@@ -112,7 +112,7 @@ if once.exists():
     once.unlink()
     sys.exit(3)
 fail = pathlib.Path(__file__).with_name("FAIL")
-if fail.exists() and fail.read_text() in folder.parent.name:
+if fail.exists() and fail.read_text(encoding="utf-8") in folder.parent.name:
     sys.exit(3)
 """
 
@@ -158,11 +158,13 @@ def run_here(monkeypatch: pytest.MonkeyPatch) -> None:
         path = Path(launch[1])
         assert not {"KILL", "SLOW"} & {file.name for file in path.parent.iterdir()}
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("a") as out:
+        with log.open("a", encoding="utf-8") as out:
             out.write(f"$ {shlex.join(['python', '-m', module, *arguments])}\n")
         with patch.object(sys, "argv", [str(path), "-m", module, *arguments]):
             try:
-                exec(compile(path.read_text(), path, "exec"), {"__file__": str(path)})
+                exec(
+                    compile(path.read_text(encoding="utf-8"), path, "exec"), {"__file__": str(path)}
+                )
             except SystemExit as stop:
                 return Ended(int(str(stop)))
         return Ended(0)

@@ -191,7 +191,9 @@ def test_the_command_prunes_prints_and_stores(tmp_path, capsys):
     assert re.search(r"model: output error 0\.\d %, same prediction in 100\.0 %", told)
     before, after = re.search(r"loss ([\d.]+) before, ([\d.]+) after", told).groups()
     assert abs(float(before) - float(after)) < 1e-3
-    arguments = yaml.safe_load(out.with_suffix(".yaml").read_text())["model"]["init_args"]
+    arguments = yaml.safe_load(out.with_suffix(".yaml").read_text(encoding="utf-8"))["model"][
+        "init_args"
+    ]
     assert arguments["attention"]["init_args"]["num_components"] == 2
     new, _ = load_converted(out)
     old = copy.deepcopy(task).eval()

@@ -38,7 +38,9 @@ def test_the_checkpoint_has_the_block_once(trained):
     assert {name[len(BLOCK)] for name in state if name.startswith(BLOCK)} == {"0"}
     assert not any("positions" in name for name in state)  # fixed ones are no weights
     assert state["model.embedding.class_token"].dim() == 1
-    stored = yaml.safe_load((trained / "config.yaml").read_text())["model"]["init_args"]
+    stored = yaml.safe_load((trained / "config.yaml").read_text(encoding="utf-8"))["model"][
+        "init_args"
+    ]
     assert {key: stored[key] for key in OPTIONS} == {
         **{"share_layers": True, "pooling": "cls", "positions": "sinusoidal", "num_layers": 3},
     }

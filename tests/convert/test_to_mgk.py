@@ -150,7 +150,7 @@ def test_command_names_what_is_wrong(tmp_path, capsys):
         assert main([str(part) for part in command]) == 2, message
         assert message in capsys.readouterr().err
     assert not out.exists()
-    broken = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    broken = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text(encoding="utf-8"))
     broken["data"]["class_path"] = "datamodules.Nothing"
     (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(broken))
     assert main([str(checkpoint), str(out)]) == 2
@@ -201,7 +201,9 @@ def test_smgk_starts_at_the_softmax_model_and_is_annealed(tmp_path, capsys):
     assert main([str(checkpoint), str(out), *flags]) == 0
     assert "model: output error 0.0 %, same prediction in 100.0 %" in capsys.readouterr().out
     new, stored = load_converted(out)
-    config = yaml.safe_load(out.with_suffix(".yaml").read_text())["model"]["init_args"]
+    config = yaml.safe_load(out.with_suffix(".yaml").read_text(encoding="utf-8"))["model"][
+        "init_args"
+    ]
     assert config["norm_annealing_steps"] == 40
     options = config["attention"]["init_args"]
     assert (options["shifted_keys"], options["key_norm_weight"]) == (True, 1.0)
@@ -217,7 +219,9 @@ def test_fish_is_written_with_its_own_file(tmp_path, capsys):
     flags = ["--to", "fish", "--num_global_heads", "3", "--num_batches", "2"]
     assert main([str(checkpoint), str(out), *flags]) == 0
     assert "same prediction in" in capsys.readouterr().out
-    entry = yaml.safe_load(out.with_suffix(".yaml").read_text())["model"]["init_args"]["attention"]
+    entry = yaml.safe_load(out.with_suffix(".yaml").read_text(encoding="utf-8"))["model"][
+        "init_args"
+    ]["attention"]
     assert entry["class_path"] == "lit_probattn.attention.FiSHAttention"
     task = SequenceClassifier(
         lambda c, head_dim: FiSHAttention(c, head_dim=head_dim, **entry["init_args"]),

@@ -85,7 +85,7 @@ def test_after_the_annealing_it_is_a_plain_layer(converted, tmp_path, capsys):
     root = ["--run.root", str(tmp_path), *QUIET]
     run(["fit", *files, *short, "9", "--run.name", "annealed", "--init_from", str(out), *root])
     version = tmp_path / "annealed/0"
-    config = yaml.safe_load((version / "config.yaml").read_text())
+    config = yaml.safe_load((version / "config.yaml").read_text(encoding="utf-8"))
     arguments = config["model"]["init_args"]
     arguments["norm_annealing_steps"] = None
     del arguments["attention"]["init_args"]["key_norm_weight"]

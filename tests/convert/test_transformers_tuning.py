@@ -91,7 +91,7 @@ def command(name: str, folder: Path, task: str, *more: str) -> list[str]:
 
 def taken(folder: Path) -> dict[str, Any]:
     """What a run's record says of its initial weights."""
-    (start,) = json.loads((folder / "versions.json").read_text())["starts"]
+    (start,) = json.loads((folder / "versions.json").read_text(encoding="utf-8"))["starts"]
     found: dict[str, Any] = start["init_from"]
     return found
 
@@ -120,7 +120,7 @@ def test_it_is_tested_and_predicts_as_it_was_imported(name, tmp_path):
     words = ["--ckpt_path", str(tmp_path / "bert.ckpt")]
     for step in ("test", "predict"):
         run(command(step, tmp_path, task, *words))
-    report = json.loads((tmp_path / "test-bert.json").read_text())
+    report = json.loads((tmp_path / "test-bert.json").read_text(encoding="utf-8"))
     table = pd.read_parquet(tmp_path / "predictions-bert.parquet")
     assert len(table) == report.get("test/questions", report["num_samples"])
     options = arguments_of(tmp_path, task)
@@ -177,7 +177,7 @@ def test_labels_in_another_order_are_refused_and_put_in_order(tmp_path, capsys):
     ]
     assert main([*convert, "--labels", "entailment", "neutral", "contradiction"]) == 0
     run(command("test", tmp_path, "mnli", *words))
-    report = json.loads((tmp_path / "test-bert.json").read_text())
+    report = json.loads((tmp_path / "test-bert.json").read_text(encoding="utf-8"))
     data: Any = datamodules.TextPairs(corpus="mnli", **arguments_of(tmp_path, "mnli"))
     data.prepare_data()
     data.setup("test")

@@ -125,7 +125,7 @@ def test_a_checkpoint_keeps_its_perplexity(tmp_path, capsys):
     assert main(["embed", str(source), str(wide), "--head_dim", "16"]) == 0
     assert main(["embed", str(source), str(wide), "--head_dim", "16"]) == 2
     assert "exists" in capsys.readouterr().err
-    added = yaml.safe_load(wide.with_suffix(".yaml").read_text())
+    added = yaml.safe_load(wide.with_suffix(".yaml").read_text(encoding="utf-8"))
     assert added == {"model": {"init_args": {"head_dim": 16}}}
     state = load_checkpoint(wide)["state_dict"]
     assert state["model.encoder.blocks.0.attention.query_proj.weight"].shape == (32, 16)

@@ -126,14 +126,14 @@ def test_interrupting_keeps_nothing(tmp_path: Path) -> None:
     # Python loses a signal that arrives while it forks: wait for both workers.
     started = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     for _ in range(600):
-        if len(started.read_text().split()) == 2:
+        if len(started.read_text(encoding="utf-8").split()) == 2:
             break
         time.sleep(0.1)
     time.sleep(0.3)
     assert list(tmp_path.glob(".cache/.listops-*.tmp-new"))
     process.send_signal(signal.SIGINT)
     assert process.wait() == 130
-    error = (tmp_path / "log").read_text()
+    error = (tmp_path / "log").read_text(encoding="utf-8")
     assert "interrupted; no cache was written" in error
     assert "Traceback" not in error
     assert [path.suffix for path in (tmp_path / ".cache").iterdir()] == [".lock"]
@@ -141,7 +141,7 @@ def test_interrupting_keeps_nothing(tmp_path: Path) -> None:
 
 def write_reviews(path: Path) -> Path:
     rows = (f"this is the review {i} of many,{'good' if i % 3 else 'bad'}" for i in range(60))
-    path.write_text("\n".join(["review,label", *rows]))
+    path.write_text("\n".join(["review,label", *rows]), encoding="utf-8")
     return path
 
 

@@ -110,14 +110,14 @@ def test_command_compares_both_forms_and_reports(tmp_path, capsys, monkeypatch, 
     assert chosen["plain", "0.1"] == chosen["plain", "0.0"] == "plain formula"
     assert {chosen["package", rate] for rate in ("0.1", "0.0")} <= set(BACKENDS) - {"auto"}
     assert shown == [["7", "0.333 [0.333, 0.333]"]] * 2
-    text = (tmp_path / "report.md").read_text()
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert "python -m examples.studies.step_ratio --length 64" in text
     assert "2 sequences of 64 tokens" in text
     assert f"sMGK, 4 heads, dropout 0: {chosen['package', '0.0']}" in text
     assert "| attention dropout | variant | form | backend |" in text
     assert "(figures/time_over_softmax." in text
     assert (tmp_path / "figures/time_over_softmax.png").is_file()
-    assert "peak_memory_bytes" not in (tmp_path / "ratios.csv").read_text()
+    assert "peak_memory_bytes" not in (tmp_path / "ratios.csv").read_text(encoding="utf-8")
 
 
 def test_inference_is_measured_without_gradients_and_dropout(monkeypatch, capsys):

@@ -49,7 +49,7 @@ def test_shards_run_as_jobs_and_the_report_is_written(tmp_path, capsys, executor
     assert (tmp_path / "runs/reproduce/reports/tiny/report.md").is_file()
     if executor == "local":
         logs = (tmp_path / "runs/reproduce/submitit").glob("*/*_log.out")
-        text = "".join(path.read_text() for path in logs)
+        text = "".join(path.read_text(encoding="utf-8") for path in logs)
         assert text.count("1 of 1 runs finished (1 new)") == 2
 
 
@@ -60,10 +60,9 @@ def test_failed_shard_shows_in_the_exit_status(tmp_path, capsys, monkeypatch):
     assert main([*words, "--shard", "0/2"]) == 0
     (tmp_path / "FAIL").touch()
     assert main([*words, "--executor", "debug", "--shards", "2"]) == 1
-    assert (
-        "1 of 2 runs are finished; missing: listops, MGK, 1 head, seed 3"
-        in (tmp_path / "runs/reproduce/reports/tiny/report.md").read_text()
-    )
+    assert "1 of 2 runs are finished; missing: listops, MGK, 1 head, seed 3" in (
+        tmp_path / "runs/reproduce/reports/tiny/report.md"
+    ).read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -110,7 +109,7 @@ def test_preempted_job_saves_and_is_submitted_again(victim):
     job = executor.submit(Shard("victim", ["--shard", "0/2"]))
     until_it_exists(victim / "STARTED")
     time.sleep(0.5)
-    os.kill(int((victim / "STARTED").read_text()), signal.SIGUSR2)
+    os.kill(int((victim / "STARTED").read_text(encoding="utf-8")), signal.SIGUSR2)
     until_it_exists(victim / "SAVED", 20)
     assert job.result() == 0
     assert "['--shard', '0/2']" in job.stdout()

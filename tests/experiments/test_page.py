@@ -66,7 +66,7 @@ def test_what_is_written(tmp_path):
             **{"value": 1.0, "low": 0.5, "high": 1.5},
         }
     ]
-    assert (tmp_path / "report.md").read_text().splitlines()[:8] == [
+    assert (tmp_path / "report.md").read_text(encoding="utf-8").splitlines()[:8] == [
         "# One &lt;b>",
         "",
         "- Command: `python -m a`",
@@ -76,7 +76,7 @@ def test_what_is_written(tmp_path):
         f"- SHA-256: `rows.csv` {data['sha256']['rows.csv'][:12]}",
         "",
     ]
-    text = (tmp_path / "report.md").read_text()
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert "![It rises to 3](figures/curve_one.svg)\n\n**It rises" in text
     assert "Lines: ours. Measured on a GPU; revision abc1234, with the command above." in text
 
@@ -106,7 +106,7 @@ def test_the_front_page_is_made_of_data_alone(tmp_path):
     page(title="Two", findings=[], finding="").write(tmp_path / "deep/two")
     for path in tmp_path.rglob("report.md"):
         path.unlink()
-    lines = write_front_page(tmp_path, "a command").read_text().splitlines()
+    lines = write_front_page(tmp_path, "a command").read_text(encoding="utf-8").splitlines()
     two, one = (line for line in lines if line.startswith("| ["))
     assert one == ("| [one](one/report.md) | One &lt;b> | It is so. | 1 agrees | a GPU | abc1234 |")
     assert two.startswith("| [deep/two](deep/two/report.md) | Two |")
@@ -118,23 +118,30 @@ def test_the_committed_front_page_has_every_committed_report(tmp_path):
     folders = [path for path in reports.iterdir() if path.is_dir()]
     assert len(folders) <= 15
     assert sum(path.is_file() for path in reports.rglob("*")) <= 150
-    pages = "".join(p.read_text() for p in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+    pages = "".join(
+        p.read_text(encoding="utf-8") for p in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    )
     assert [folder.name for folder in folders if folder.name not in pages] == []
-    text = (reports / "README.md").read_text()
+    text = (reports / "README.md").read_text(encoding="utf-8")
     for path in reports.rglob("report.md"):
         data = read(path.parent)
-        assert path.read_text().split("\n")[0] == f"# {escaped(data['title'])}"
+        assert path.read_text(encoding="utf-8").split("\n")[0] == f"# {escaped(data['title'])}"
         assert data["finding"], path
         assert f"({path.relative_to(reports).as_posix()})" in text
     shutil.copytree(reports, tmp_path / "reports")
     command = "lit-probattn report --index reports"
-    assert write_front_page(tmp_path / "reports", command, efficiency_lines).read_text() == text
+    assert (
+        write_front_page(tmp_path / "reports", command, efficiency_lines).read_text(
+            encoding="utf-8"
+        )
+        == text
+    )
 
 
 def test_one_page_carries_everything(tmp_path):
     *_, drawn_file = page().write(tmp_path, html=True)
     assert drawn_file.name == "curve_one.svg"
-    shown = Shown((tmp_path / "report.html").read_text())
+    shown = Shown((tmp_path / "report.html").read_text(encoding="utf-8"))
     (address,) = shown.attributes("img", "src")
     assert address.startswith("data:image/svg+xml;base64,")
     assert shown.texts["title"] == ["One <b>"]

@@ -62,7 +62,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def order(folder):
-    return (folder / "order").read_text().split()
+    return (folder / "order").read_text(encoding="utf-8").split()
 
 
 @pytest.mark.parametrize("num_slots", [1, 3])
@@ -128,7 +128,9 @@ def test_calls_of_a_slot_share_a_worker_until_it_dies(folder):
     jobs = [Asked(folder, name) for name in ("one", "two", "die", "three")]
     outcome = Runner(say=lambda line: None).run(jobs)
     assert (outcome.ran, outcome.failed) == (4, {})
-    one, two, die, three = ((folder / job.name).read_text().rsplit(" ", 1) for job in jobs)
+    one, two, die, three = (
+        (folder / job.name).read_text(encoding="utf-8").rsplit(" ", 1) for job in jobs
+    )
     assert [one[0], two[0], three[0]] == ["one", "two", "three"]
     assert one[1] == two[1] != three[1]
     assert "killed (signal 9)" in die[0]

@@ -116,7 +116,7 @@ FORMS = {
 
 def test_every_name_is_tested():
     functions = {n for n in dir(LF) if n.endswith("_attention")}
-    texts = [path.read_text() for path in Path(__file__).parent.glob("test_*.py")]
+    texts = [path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py")]
     assert [n for n in functions if not any(f"LF.{n}" in text for text in texts)] == []
     assert lit_probattn.functional is LF
 

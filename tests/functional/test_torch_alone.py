@@ -74,7 +74,7 @@ print([n for n in asked if n.partition(".")[0] in ("timm", "transformers", "ligh
 
 def other_modules():
     """Return the top modules of all required and optional dependencies but torch and its own."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"].values()
     lines = [*project["dependencies"], *(line for extra in extras for line in extra)]
     names = {re.match(r"[\w-]+", line)[0].lower() for line in lines} - OF_TORCH
@@ -88,7 +88,7 @@ def test_attention_needs_torch_alone_under_any_name(tmp_path):
     """And `swap` imports no library of models before it gets one."""
     target = package.write(tmp_path / "out")
     assert target == tmp_path / "out/build/torch-noarch"
-    text = "".join(path.read_text() for path in target.rglob("*.py*"))
+    text = "".join(path.read_text(encoding="utf-8") for path in target.rglob("*.py*"))
     assert not re.search(r"^\s*(from|import) lit_probattn\b", text, re.M)
     assert (tmp_path / "out/build.toml").is_file()
     done = subprocess.run(

@@ -199,7 +199,9 @@ def test_second_derivatives_are_right_or_refused(name):
 
 
 def test_memory_alone_is_asked_in_one_place():
-    texts = {path: path.read_text() for path in (ROOT / "lit_probattn").rglob("*.py")}
+    texts = {
+        path: path.read_text(encoding="utf-8") for path in (ROOT / "lit_probattn").rglob("*.py")
+    }
     calls = [
         path.relative_to(ROOT).as_posix()
         for path, text in texts.items()

@@ -33,8 +33,14 @@ def fits(text: str) -> list[list[str]]:
 
 
 def commands() -> list[list[str]]:
-    blocks = re.findall(r"```bash\n(.*?)```", (DOCS / "distributed.md").read_text(), re.DOTALL)
-    return [fit for text in (*blocks, *(s.read_text() for s in SCRIPTS)) for fit in fits(text)]
+    blocks = re.findall(
+        r"```bash\n(.*?)```", (DOCS / "distributed.md").read_text(encoding="utf-8"), re.DOTALL
+    )
+    return [
+        fit
+        for text in (*blocks, *(s.read_text(encoding="utf-8") for s in SCRIPTS))
+        for fit in fits(text)
+    ]
 
 
 @pytest.mark.parametrize("arguments", commands(), ids=lambda words: " ".join(words)[-60:])
@@ -56,17 +62,17 @@ def test_there_are_commands_to_check():
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_slurm_scripts_are_shell_and_ask_for_the_signal(script):
     subprocess.run(["bash", "-n", str(script)], check=True)
-    text = script.read_text()
+    text = script.read_text(encoding="utf-8")
     assert re.search(r"^#SBATCH --signal=(B:)?USR1@\d+$", text, re.MULTILINE)
     assert re.search(r"^#SBATCH --requeue$", text, re.MULTILINE)
     assert "--ckpt_path auto" in text
     (log,) = re.findall(r"^#SBATCH --output=(.*)/", text, re.MULTILINE)
     assert f"mkdir -p {log}" in text, "SLURM writes no log into a folder that is not there"
-    assert f"mkdir -p {log}" in (DOCS / "distributed.md").read_text()
+    assert f"mkdir -p {log}" in (DOCS / "distributed.md").read_text(encoding="utf-8")
 
 
 def test_files_that_the_page_names_exist():
-    text = (DOCS / "distributed.md").read_text()
+    text = (DOCS / "distributed.md").read_text(encoding="utf-8")
     named = set(re.findall(r"(?:configs|docs|tests|reports)/[\w./-]*\w", text))
     named -= {"configs/attention/"}
     there = {name for name in named if (ROOT / name).exists() or is_there(ROOT / name)}
@@ -75,7 +81,9 @@ def test_files_that_the_page_names_exist():
 
 @pytest.mark.parametrize("name", ["ddp", "ddp_multinode", "fsdp"])
 def test_timeouts_are_minutes_and_nothing_looks_for_unused_parameters(name):
-    strategy = yaml.safe_load((ROOT / f"configs/trainer/{name}.yaml").read_text())["trainer"]
+    strategy = yaml.safe_load((ROOT / f"configs/trainer/{name}.yaml").read_text(encoding="utf-8"))[
+        "trainer"
+    ]
     options = strategy["strategy"]["init_args"]
     hours, minutes, seconds = map(int, options["timeout"].split(":"))
     assert 1 <= 60 * hours + minutes + seconds / 60 <= 15

@@ -40,13 +40,13 @@ def printed(table, task, method, heads=None, *, split=None, metric=None) -> floa
 
 
 def test_every_proof_that_the_page_names_exists():
-    page = (ROOT / "docs/findings.md").read_text()
+    page = (ROOT / "docs/findings.md").read_text(encoding="utf-8")
     file, count = "", 0
     for named, test in re.findall(r"`(tests/[\w/]+\.py)?(?:::(test_\w+))?`", page):
         file = named or file
         if named or test:
             count += 1
-            assert f"def {test}" in (ROOT / file).read_text(), (file, test)
+            assert f"def {test}" in (ROOT / file).read_text(encoding="utf-8"), (file, test)
     assert count > 30
     for report in re.findall(r"R `(\w+)`", page):
         assert (ROOT / "reports" / report / "report.md").is_file(), report
@@ -165,7 +165,7 @@ def test_unit_of_the_flops_of_table_5():
 
 def row_of_page(number: str) -> str:
     """The line of docs/findings.md that is numbered so."""
-    lines = (ROOT / "docs/findings.md").read_text().splitlines()
+    lines = (ROOT / "docs/findings.md").read_text(encoding="utf-8").splitlines()
     (line,) = [line for line in lines if line.startswith(f"| {number} |")]
     return line
 

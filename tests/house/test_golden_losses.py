@@ -11,7 +11,7 @@ import pytest
 
 from tests.house.golden import FILE, STEPS, VARIANTS, losses, losses_of_the_command
 
-GOLDEN = json.loads(FILE.read_text())
+GOLDEN = json.loads(FILE.read_text(encoding="utf-8"))
 # Other processors, threads and versions of PyTorch sum in another order: over 20 steps that stays
 # far below this, and a change of meaning far above it (see the last test).
 TOLERANCE = 5e-5

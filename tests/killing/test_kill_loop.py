@@ -27,7 +27,9 @@ def test_work_that_does_not_survive_is_seen(tmp_path, monkeypatch):
         kill_loop.time.sleep(0.3)
         return 0
 
-    victim = Victim(run, lambda folder: (folder / "lines").read_text(), "working", 0.1)
+    victim = Victim(
+        run, lambda folder: (folder / "lines").read_text(encoding="utf-8"), "working", 0.1
+    )
     monkeypatch.setitem(VICTIMS, "careless", victim)
     reference = kill_loop.undisturbed(victim, tmp_path)
     same, line = kill_loop.round_of("careless", reference, random.Random(0), tmp_path / "0")

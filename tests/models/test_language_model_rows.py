@@ -12,7 +12,7 @@ from lit_probattn.configs import attention_entry, attention_factory
 from lit_probattn.models.language_model import LanguageModel
 from tests.support.paths import ROOT
 
-PAGE = (ROOT / "docs/reproduce.md").read_text().splitlines()
+PAGE = (ROOT / "docs/reproduce.md").read_text(encoding="utf-8").splitlines()
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in PAGE
@@ -28,7 +28,9 @@ def test_row(row):
         name, value = setting.split(" ")
         entry["init_args"][name] = yaml.safe_load(value)
     factory = attention_factory(entry["class_path"], entry["init_args"])
-    config = yaml.safe_load((ROOT / f"configs/tasks/wikitext103_{task}.yaml").read_text())
+    config = yaml.safe_load(
+        (ROOT / f"configs/tasks/wikitext103_{task}.yaml").read_text(encoding="utf-8")
+    )
     known = inspect.signature(LanguageModel).parameters
     sizes = {k: v for k, v in config["model"]["init_args"].items() if k in known}
     data = config["data"]["init_args"]

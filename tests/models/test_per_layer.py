@@ -164,7 +164,7 @@ def test_a_run_is_trained_tested_and_told_apart(tmp_path):
     run(["fit", *files, *place, "--trainer.max_steps", "2"])
     folder = only_version(tmp_path)
     assert folder.parent.name == "lra_listops_tiny-by_layers"
-    stored = yaml.safe_load((folder / "config.yaml").read_text())
+    stored = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     attention = stored["model"]["init_args"]["attention"]
     assert [attention_option(stored, name) for name in ("num_heads", "dropout")] == ["2/1", 0.0]
     assert {int(key): size for key, size in attention["init_args"]["head_dims"].items()} == {1: 6}

@@ -162,7 +162,7 @@ def test_what_was_judged_is_not_judged_again(tmp_path, monkeypatch, capsys):
     assert len(first) == len(python_faults(SOURCE)) > len(tried) > 1
     count = len(tried)
     kept = tmp_path / "pkg.jsonl"
-    kept.write_text(kept.read_text() + '{"cut": ')
+    kept.write_text(kept.read_text(encoding="utf-8") + '{"cut": ')
     assert list(mutants.judge("pkg", [["t"]], 100, 0, tmp_path)) == first
     assert len(tried) == count
     assert mutants.report(first) == 1

@@ -184,7 +184,7 @@ def make_world(folder: Path) -> Shell:
     """Return a shell in a fresh copy, with data of every kind that the pages read."""
     copy_repository(folder)
     for name, changes in SMALL_FILES.items():
-        text = (folder / name).read_text()
+        text = (folder / name).read_text(encoding="utf-8")
         for pattern, small in changes:
             assert re.search(pattern, text), (name, pattern)
             text = re.sub(pattern, small, text)

@@ -73,7 +73,7 @@ def run(part: str, hours: float) -> dict[str, object]:
 
 def recorded() -> dict[str, dict[str, object]]:
     """Return the newest record of each part at this revision."""
-    lines = RECORD.read_text().splitlines() if RECORD.exists() else []
+    lines = RECORD.read_text(encoding="utf-8").splitlines() if RECORD.exists() else []
     now = revision()
     return {row["part"]: row for row in map(json.loads, lines) if row["revision"] == now}
 

@@ -93,7 +93,9 @@ def test_panels_have_at_least_200_pixels(rows, columns, tmp_path):
 
 def test_every_variant_of_the_readme_has_a_colour_of_its_own():
     """By the name of the preset, the name in the README and the name in a sweep."""
-    table = re.findall(r"^\| (`[a-z_`,; ]+) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    table = re.findall(
+        r"^\| (`[a-z_`,; ]+) \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
     presets = [name for line in table for name in re.findall(r"`([a-z_]+)`", line)]
     assert len(presets) >= 15
     colours = {name: colour_of(name) for name in presets}

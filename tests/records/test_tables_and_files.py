@@ -82,11 +82,11 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path):
 
     with pytest.raises(KeyError):
         interrupted()
-    assert path.read_text() == "old\n"
+    assert path.read_text(encoding="utf-8") == "old\n"
     with files.replacing(path) as file:
         file.write(b"new\n")
         number = os.fstat(file.fileno()).st_ino
-    assert path.read_text() == "new\n"
+    assert path.read_text(encoding="utf-8") == "new\n"
     assert path.stat().st_ino == number  # renamed, not copied
 
 
@@ -104,7 +104,7 @@ def test_temporary_names_cannot_be_guessed_and_links_are_not_followed(tmp_path, 
     (tmp_path / ".rows.csv.guessed").symlink_to(target)
     with pytest.raises(FileExistsError):
         files.replace_text(tmp_path / "rows.csv", "other")
-    assert target.read_text() == "mine"
+    assert target.read_text(encoding="utf-8") == "mine"
 
 
 def test_the_revision_is_that_of_the_checkout(monkeypatch):

@@ -171,7 +171,7 @@ def test_every_printed_number_stands_beside_ours_with_a_verdict(tmp_path):
     assert float(softmax["deviation"]) == pytest.approx(deviation[0])
     assert float(softmax["deviation_half_width"]) == pytest.approx(deviation[1], rel=1e-3)
     assert "| Softmax, 8 heads | mean, Frobenius | 1.62 | 1.650 ± 0.071 | 2 | +0.030 [" in text
-    written = (tmp_path / "out/report.md").read_text()
+    written = (tmp_path / "out/report.md").read_text(encoding="utf-8")
     assert "6 of 10 runs are finished; missing: " in written
     assert (tmp_path / "out/figures/gfish_2_8_head_distance.png").read_bytes() == b"a picture"
     assert "(figures/gfish_2_8_head_distance.png)" in written
@@ -230,7 +230,7 @@ def test_rows_of_one_model_read_their_own_lines_of_its_study(tmp_path):
 def test_a_shortened_protocol_is_told_and_compares_the_order_alone(tmp_path):
     report = report_of(tmp_path, MEANS, Options(shortened=True))
     report.write(tmp_path / "out")
-    written = (tmp_path / "out/report.md").read_text()
+    written = (tmp_path / "out/report.md").read_text(encoding="utf-8")
     assert "SHORTENED PROTOCOL" in written
     assert "Study: head_distance with --num_samples 8. **The study is shortened too; the" in written
     summary = report.summary[report.summary["metric"] == "mean"].set_index("row")
@@ -282,7 +282,7 @@ def test_computed_numbers():
 def test_what_is_computed_is_reported_before_any_run_is_studied(tmp_path, capsys):
     words = ["--report", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
     assert main(["mgk_text", *words]) == 1  # runs are missing
-    text = (tmp_path / "out/report.md").read_text()
+    text = (tmp_path / "out/report.md").read_text(encoding="utf-8")
     rows = list(csv.DictReader((tmp_path / "out/ratios.csv").open()))
     computed = [row for row in rows if row["mean"]]
     assert [float(row["published"]) for row in computed] == [

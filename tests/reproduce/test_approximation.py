@@ -101,7 +101,7 @@ def test_the_report_has_ovo_and_ova_of_every_kernel_and_judged_sentences(tmp_pat
     report = report_of(tmp_path, GAPS)
     assert report.complete(report.runs, 1, ()) == {}
     report.write(tmp_path / "out")
-    text = (tmp_path / "out/report.md").read_text()
+    text = (tmp_path / "out/report.md").read_text(encoding="utf-8")
     (head, *_) = [line for line in text.splitlines() if line.startswith("| keys r |")]
     assert head.count("OVO") == head.count("OVA") == 3
     assert "| 64 | 31.01 ± 0.01 | 30.11 ± 0.01 (≤) |" in text
@@ -130,7 +130,7 @@ def test_a_kernel_that_is_nearer_than_the_exponential_differs(tmp_path, monkeypa
 def test_without_studies_the_models_are_compared_and_nothing_is_told(tmp_path):
     report = report_of(tmp_path, [])
     report.write(tmp_path / "out")
-    text = (tmp_path / "out/report.md").read_text()
+    text = (tmp_path / "out/report.md").read_text(encoding="utf-8")
     assert "No run has been studied yet." in text
     assert list(report.findings["verdict"])[:2] == ["inconclusive"] * 2
 
@@ -149,7 +149,9 @@ def test_a_comparison_that_fails_is_told(tmp_path):
 def test_the_table_trains_studies_and_compares_and_does_nothing_twice(tmp_path, capfd):
     words = [NAME, "--shortened", *write_small(tmp_path, NAME), "--seeds", "0"]
     tables = tmp_path / "tables" / f"{NAME}.yaml"
-    text = tables.read_text().replace("ranks: [1, 4, 16, 64, 65, 128]", "ranks: [1, 4]")
+    text = tables.read_text(encoding="utf-8").replace(
+        "ranks: [1, 4, 16, 64, 65, 128]", "ranks: [1, 4]"
+    )
     tables.write_text(
         text.replace("num_kept: 64", "num_kept: 4").replace("num_kept: 65", "num_kept: 4")
     )

@@ -103,16 +103,20 @@ def test_the_folder_has_the_parallel_text_several_times_and_the_new_pairs(
     text, out = write_text(tmp_path / "text"), tmp_path / "out"
     assert main(command(text, reverse, out, "--upsample", "3", "--length_penalty", "0.6")) == 0
     told = capsys.readouterr().out
-    target = (out / "train.toy").read_text().splitlines()
-    source = (out / "train.yot").read_text().splitlines()
-    assert source[:15] == 3 * (text / "train.yot").read_text().splitlines()
-    assert target[:15] == 3 * (text / "train.toy").read_text().splitlines()
-    mono = (text / "mono.toy").read_text().splitlines()
+    target = (out / "train.toy").read_text(encoding="utf-8").splitlines()
+    source = (out / "train.yot").read_text(encoding="utf-8").splitlines()
+    assert source[:15] == 3 * (text / "train.yot").read_text(encoding="utf-8").splitlines()
+    assert target[:15] == 3 * (text / "train.toy").read_text(encoding="utf-8").splitlines()
+    mono = (text / "mono.toy").read_text(encoding="utf-8").splitlines()
     assert len(source) == len(target) > 15
     assert set(target[15:]) <= {line for line in mono if line}
     assert f"{len(target) - 15} of 4 lines became pairs" in told
-    assert (out / "valid.yot").read_text() == (text / "valid.yot").read_text()
-    assert (out / "test.toy").read_text() == (text / "test.toy").read_text()
+    assert (out / "valid.yot").read_text(encoding="utf-8") == (text / "valid.yot").read_text(
+        encoding="utf-8"
+    )
+    assert (out / "test.toy").read_text(encoding="utf-8") == (text / "test.toy").read_text(
+        encoding="utf-8"
+    )
     assert main(command(text, reverse, out)) == 2
     assert "is complete: choose another folder" in capsys.readouterr().err
 

@@ -138,7 +138,11 @@ def test_a_drawing_is_said_to_be_one(more, tmp_path, capsys):
 
 def test_missing_parts_are_named(tmp_path, capsys):
     tables = write_tables(tmp_path / "tables")
-    text = (tables / "tiny.yaml").read_text().replace("attention/mgk.yaml", "attention/none.yaml")
+    text = (
+        (tables / "tiny.yaml")
+        .read_text(encoding="utf-8")
+        .replace("attention/mgk.yaml", "attention/none.yaml")
+    )
     (tables / "tiny.yaml").write_text(text)
     words = ["tiny", "--tables", str(tables), "--only", "listops", "--dry-run"]
     assert main([*words, "--runs", str(tmp_path / "runs")]) == 0
@@ -220,9 +224,9 @@ def test_real_runs_killed_and_resumed(places, tmp_path):
     assert "[1/2] listops, Softmax, 2 heads, seed 3: already finished" in again.stdout
     assert "[2/2] listops, MGK, 1 head, seed 3: resumes from step " in again.stdout
     assert first.read_bytes() == before
-    results = [json.loads(path.read_text()) for path in runs.glob("*.jsonl")]
+    results = [json.loads(path.read_text(encoding="utf-8")) for path in runs.glob("*.jsonl")]
     assert sorted(result["num_starts"] for result in results) == [1, 2]
-    report = (tmp_path / "runs/reproduce/reports/tiny/report.md").read_text()
+    report = (tmp_path / "runs/reproduce/reports/tiny/report.md").read_text(encoding="utf-8")
     assert "2 of 2 runs are finished." in report
 
 

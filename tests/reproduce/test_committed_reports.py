@@ -18,7 +18,7 @@ from tests.support.paths import ROOT
 REPORTS = sorted(
     path.parent
     for path in (ROOT / "reports").rglob("rows.csv")
-    if "run_folder" in path.read_text().partition("\n")[0]
+    if "run_folder" in path.read_text(encoding="utf-8").partition("\n")[0]
 )
 assert len(REPORTS) == 7
 PLACES = ("--out", "--runs", "--data_dir", "--cache_dir")
@@ -47,7 +47,7 @@ def result_of(row):
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", REPORTS, ids=lambda f: str(f.relative_to(ROOT / "reports")))
 def test_rows_give_the_same_report(folder, tmp_path, monkeypatch):
-    text = (folder / "report.md").read_text()
+    text = (folder / "report.md").read_text(encoding="utf-8")
     _, _, module, *words = shlex.split(re.search("Command: `([^`]*)`", text)[1])
     results = {
         (row["task"], row["row"], row["seed"]): result_of(row)
@@ -83,4 +83,6 @@ def test_rows_give_the_same_report(folder, tmp_path, monkeypatch):
     pd.testing.assert_frame_equal(found[list(expected)], expected, rtol=1e-5, atol=0)
     if (folder / "verdicts.csv").exists():
         verdicts = ratios.parent / "verdicts.csv"
-        assert verdicts.read_text() == (folder / "verdicts.csv").read_text()
+        assert verdicts.read_text(encoding="utf-8") == (folder / "verdicts.csv").read_text(
+            encoding="utf-8"
+        )

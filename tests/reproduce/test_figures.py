@@ -322,4 +322,4 @@ def test_a_figure_is_trained_and_judged(tmp_path, capsys):
     found = pd.read_csv(out / "verdicts.csv")
     assert list(found["verdict"])[:2] == ["inconclusive"] * 2
     assert (out / "figures/figure.png").is_file()
-    assert "## Claims of the paper" in Path(out / "report.md").read_text()
+    assert "## Claims of the paper" in Path(out / "report.md").read_text(encoding="utf-8")

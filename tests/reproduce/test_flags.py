@@ -28,12 +28,12 @@ def entry(row):
 
 
 def test_the_page_is_made_from_the_table(tmp_path, capsys):
-    assert (ROOT / "docs/as_released.md").read_text() == make_page(read_flags()), (
+    assert (ROOT / "docs/as_released.md").read_text(encoding="utf-8") == make_page(read_flags()), (
         "write it: python -m lit_probattn.reproduce.flags --write docs/as_released.md"
     )
     assert main(["--write", str(tmp_path / "page.md")]) == 0
     assert main([]) == 0
-    assert capsys.readouterr().out == (tmp_path / "page.md").read_text()
+    assert capsys.readouterr().out == (tmp_path / "page.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.flags)

@@ -109,7 +109,7 @@ def test_each_printed_number_has_a_line_and_a_verdict(measured):
     assert memory["ratio_published"] == pytest.approx(53.6 / 58, rel=1e-4)
     assert set(table["ratio_verdict"].dropna()) == {"inconclusive"}  # no GPU
     assert pd.isna(base["ratio"])
-    text = (out / "report.md").read_text()
+    text = (out / "report.md").read_text(encoding="utf-8")
     assert "| MGK, 1 head | memory, kB | 53.6 |" in text
     assert "](figures/printed.svg)" in text
     assert (out / "figures/printed.png").stat().st_size > 10_000
@@ -125,7 +125,7 @@ def test_absolute_numbers_are_judged_on_the_papers_device(measured, tmp_path):
     (tmp_path / "runs").symlink_to(folder / "runs")
     change = {"device": "cuda", "device_name": "NVIDIA A100-SXM4-80GB", "time_median_s": 0.3571}
     spread = {"time_p20_s": 0.3569, "time_p80_s": 0.358}
-    before = (folder / "runs/profiling/tiny_table/rows.jsonl").read_text()
+    before = (folder / "runs/profiling/tiny_table/rows.jsonl").read_text(encoding="utf-8")
     try:
         table = rewritten(folder, **change, **spread).table.set_index(["number", "variant"])
     finally:

@@ -154,7 +154,7 @@ def test_tables_2a_and_2b_share_the_chain_of_their_common_row():
 def test_the_numbers_of_the_uea_table_stand_in_its_own_file():
     table, unknown = uea.make_table(uea.TABLE, Place(data_dir="none"))
     assert unknown == {}
-    content = yaml.safe_load(uea.TABLE.read_text())
+    content = yaml.safe_load(uea.TABLE.read_text(encoding="utf-8"))
     numbers = printed("fish_table6")
     columns = {
         "softmax": "Softmax (reproduced)",

@@ -76,7 +76,7 @@ def bundled(options, *more):
 def test_table_file_holds_the_published_table(monkeypatch):
     monkeypatch.chdir(ROOT)
     table, unknown = make_table(TABLE, Place(data_dir="none"))
-    content = yaml.safe_load(TABLE.read_text())
+    content = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
     assert len(table.tasks) == 10
     assert unknown == {}
     for name, task in table.tasks.items():
@@ -127,7 +127,7 @@ def test_runs_run_once_and_the_report_has_mean_and_deviation(options, tmp_path, 
     assert main(bundled(options, "--jobs", "2")) == 0
     printed = capsys.readouterr().out
     files = sorted((tmp_path / "runs/reproduce/results").glob("*.jsonl"))
-    found = [json.loads(path.read_text()) for path in files]
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in files]
     assert [run["seed"] for run in found] == [0, 1]
     values = [run["values"]["test"] for run in found]
     spread = f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
@@ -147,9 +147,9 @@ def test_runs_run_once_and_the_report_has_mean_and_deviation(options, tmp_path, 
     never = ["--launch", f"{sys.executable} -c pass", "--attempts", "1"]
     assert main(bundled(options, *never)) == 0
     assert capsys.readouterr().out.count("already finished") == 2
-    files[0].write_text(files[0].read_text()[:50])
+    files[0].write_text(files[0].read_text(encoding="utf-8")[:50])
     assert main(bundled(options, "--shard", "0/2")) == 0
-    again = json.loads(files[0].read_text())
+    again = json.loads(files[0].read_text(encoding="utf-8"))
     assert again["values"]["test"] == values[0]
     assert "report:" not in capsys.readouterr().out
 
@@ -177,10 +177,10 @@ def test_selection_on_test_is_another_run_and_flagged(options, tmp_path, capsys)
     assert main(bundled(options, *more)) == 0
     assert "**selected on the test split**" in capsys.readouterr().out
     (path,) = (tmp_path / "runs/reproduce/results").glob("*.jsonl")
-    run = json.loads(path.read_text())
+    run = json.loads(path.read_text(encoding="utf-8"))
     assert run["selected_on_test"] is True
     assert run["max_steps"] == 1  # an epoch of the 40 series, all of which train
-    report = (tmp_path / "out" / "report.md").read_text()
+    report = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
     assert "selected on the test split" in report
     assert "SHORTENED" in report
     assert "`trainer.max_steps`: published 2, here 1" in report

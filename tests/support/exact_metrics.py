@@ -80,7 +80,11 @@ def scores(
     for world_size in world_sizes:
         _succeed(["test", "--ckpt_path", "last", *command], world_size)
         (path,) = only_version(folder).glob("test-*.json")
-        values = {k: v for k, v in json.loads(path.read_text()).items() if k.startswith("test/")}
+        values = {
+            k: v
+            for k, v in json.loads(path.read_text(encoding="utf-8")).items()
+            if k.startswith("test/")
+        }
         path.unlink()
         num_samples = NUM_TEST if task == "classifier" else int(values["test/tokens_sliding"])
         found.append(Score(task, precision, num_samples, world_size, values))

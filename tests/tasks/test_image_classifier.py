@@ -302,7 +302,9 @@ def test_evaluation_and_predictions_are_exact_for_two_processes(root, one_proces
             work = command(name, one_process, root, "--ckpt_path", "last", *more)
             assert set(in_ranks(lambda work=work: main(work), 2 if more else 1)) == {0}
         folder = only_version(one_process)
-        values.append(json.loads((folder / "validate-step-00000008.json").read_text()))
+        values.append(
+            json.loads((folder / "validate-step-00000008.json").read_text(encoding="utf-8"))
+        )
         tables.append(pd.read_parquet(folder / "predictions-step-00000008.parquet"))
     for name in ("val/accuracy", "val/accuracy_top5"):
         assert values[1][name] == values[0][name]

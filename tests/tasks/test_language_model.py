@@ -235,10 +235,10 @@ def test_two_processes_train_like_one(tmp_path, folder):
 
 def test_ranks_that_write_the_attention_file_never_read_half_of_it(tmp_path):
     """Each writes it as it makes its command, while the others may read it."""
-    with open(write_attention(tmp_path)) as reading:
+    with open(write_attention(tmp_path), encoding="utf-8") as reading:
         path = write_attention(tmp_path, "MGKAttention")
         assert "SoftmaxAttention" in reading.read()  # the file that was opened, whole
-    assert "MGKAttention" in Path(path).read_text()
+    assert "MGKAttention" in Path(path).read_text(encoding="utf-8")
     assert [file.name for file in tmp_path.iterdir()] == ["variant.yaml"]
 
 
@@ -246,11 +246,11 @@ def test_two_processes_score_like_one(trained, folder, capsys):
     options = ("--ckpt_path", "last", "--data.init_args.eval_batch_size", "5")
     report = only_version(trained) / "test-step-00000016.json"
     run(command("test", trained, folder, *options))
-    one = json.loads(report.read_text())
+    one = json.loads(report.read_text(encoding="utf-8"))
     report.unlink()
     two = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
     assert in_ranks(lambda: main(command("test", trained, folder, *options, *two))) == [0, 0]
-    found = json.loads(report.read_text())
+    found = json.loads(report.read_text(encoding="utf-8"))
     assert found["test/tokens_sliding"] == one["test/tokens_sliding"] > 0
     assert found["test/ppl_sliding"] == pytest.approx(one["test/ppl_sliding"], rel=1e-6)
 

@@ -94,7 +94,7 @@ def test_recipes_are_the_published_table(task, batch, steps, warmup, evaluate):
 
 def test_the_other_retrieval_recipe_is_two_flags(capsys):
     """The flags that the file's comment names give the recipe of the base code."""
-    text = (CONFIGS / "tasks" / "lra_retrieval.yaml").read_text()
+    text = (CONFIGS / "tasks" / "lra_retrieval.yaml").read_text(encoding="utf-8")
     flags = ["--data.init_args.batch_size", "32", "--model.init_args.warmup_steps", "800"]
     comment = " ".join(line.removeprefix("# ") for line in text.splitlines() if line[0] == "#")
     assert " ".join(flags) in comment
@@ -108,7 +108,7 @@ def test_the_other_retrieval_recipe_is_two_flags(capsys):
 
 
 def test_missing_difficulty_is_one_line(tmp_path, capsys):
-    task = yaml.safe_load((CONFIGS / "tasks" / "lra_pathfinder32.yaml").read_text())
+    task = yaml.safe_load((CONFIGS / "tasks" / "lra_pathfinder32.yaml").read_text(encoding="utf-8"))
     del task["data"]["init_args"]["difficulty"]
     (tmp_path / "task.yaml").write_text(yaml.safe_dump(task))
     files = (tmp_path / "task.yaml", CONFIGS / "attention" / "softmax.yaml")

@@ -315,5 +315,5 @@ def test_fit_and_test_from_the_command_line_and_repetition(tmp_path):
 
     first = fit("first")
     assert fingerprint(first) == fingerprint(fit("second"))
-    header = (first / "metrics.csv").read_text().splitlines()[0]
+    header = (first / "metrics.csv").read_text(encoding="utf-8").splitlines()[0]
     assert {"val/mlm_error", "val/mlm_loss", "val/mlm_tokens"} <= set(header.split(","))

@@ -236,7 +236,9 @@ def trained(tmp_path_factory):
 
 def test_result_holds_protocol_and_hashes(trained):
     assert main(command("test", trained, "--ckpt_path", "last")) == 0
-    result = json.loads((only_version(trained) / "test-step-00000004.json").read_text())
+    result = json.loads(
+        (only_version(trained) / "test-step-00000004.json").read_text(encoding="utf-8")
+    )
     assert result["archive"] == "JapaneseVowels"
     assert result["selected_on_test"] is False
     assert result["archive_version"].startswith("aeon ")

@@ -64,7 +64,7 @@ def test_an_average_is_scored_and_not_trained_on(tmp_path, capsys):
     run(arguments("fit", tmp_path, *short))
     run(arguments("test", tmp_path, *short, "--ckpt_path", "average-2"))
     version = only_version(tmp_path)
-    report = json.loads((version / "test-average-2-00000004.json").read_text())
+    report = json.loads((version / "test-average-2-00000004.json").read_text(encoding="utf-8"))
     assert report["num_samples"] == 21
     told = error_of(arguments("fit", tmp_path, *short, "--ckpt_path", "average-2"), capsys)
     assert "an average has no optimiser state" in told

@@ -322,7 +322,7 @@ def test_export_replaces_nothing(trained, tmp_path, capsys):
         (line,) = capsys.readouterr().err.splitlines()
         assert line == f"error: {output} exists: choose another name, or remove it"
     assert path.read_bytes() == before
-    assert note.read_text() == "mine"
+    assert note.read_text(encoding="utf-8") == "mine"
     assert export([str(path), str(note / "w.safetensors")]) == 2
     assert f"error: cannot write {note / 'w.safetensors'}: " in capsys.readouterr().err
     assert sorted(p.name for p in tmp_path.iterdir()) == ["note.txt", "taken"]

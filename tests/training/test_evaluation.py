@@ -66,7 +66,7 @@ def test_samples_of_many_labels_or_none_have_no_chance(target):
 def results(trained) -> dict[str, dict]:
     """Content of every result file, the run's own first."""
     paths = sorted(only_version(trained).glob("test-*.json"), key=lambda path: len(path.name))
-    return {path.name: json.loads(path.read_text()) for path in paths}
+    return {path.name: json.loads(path.read_text(encoding="utf-8")) for path in paths}
 
 
 def test_a_result_says_what_it_is_about(trained):
@@ -121,16 +121,19 @@ def test_an_edited_configuration_does_not_replace_the_runs_result(trained, tmp_p
     own = folder / "config.yaml"
     words = ["test", "--config", str(own), "--run.root", str(tmp_path / "runs")]
     words += ["--ckpt_path", "last"]
-    before, text = (folder / "test-step-00000002.json").read_text(), own.read_text()
+    before, text = (
+        (folder / "test-step-00000002.json").read_text(encoding="utf-8"),
+        own.read_text(encoding="utf-8"),
+    )
     own.write_text(text.replace("score: dot", "score: gaussian"))
-    assert own.read_text() != text
+    assert own.read_text(encoding="utf-8") != text
     line = error_of(words, capsys)
     assert "different: model.init_args.attention.init_args.score" in line
     assert f"{own} was edited since; restore it" in line
     own.write_text(text.replace("seed_everything: ", "seed_everything: 1"))
     run(words)
     assert "differs from" in capsys.readouterr().out
-    assert (folder / "test-step-00000002.json").read_text() == before
+    assert (folder / "test-step-00000002.json").read_text(encoding="utf-8") == before
 
 
 def test_a_limit_that_leaves_nothing_is_refused(trained, capsys):

@@ -180,7 +180,7 @@ def scontrol(tmp_path, monkeypatch):
     folder, calls = tmp_path / "bin", tmp_path / "calls"
     folder.mkdir()
     program = folder / "scontrol"
-    program.write_text(f'#!/bin/sh\necho "$@" >> {calls}\n')
+    program.write_text(f'#!/bin/sh\necho "$@" >> "{calls}"\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
     return calls
@@ -194,13 +194,13 @@ def test_slurm_requeues_into_the_same_run_folder(
     with monkeypatch.context() as context:
         signal_in_training(context, signal.SIGUSR1, 5)
         assert in_child(lambda: main(command(tmp_path))) == 128 + signal.SIGUSR1
-    assert scontrol.read_text().splitlines() == ["requeue 4711"]
+    assert scontrol.read_text(encoding="utf-8").splitlines() == ["requeue 4711"]
     assert "requeued job 4711" in capfd.readouterr().out
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     assert in_child(lambda: main(command(tmp_path))) == 0  # the same command, as SLURM runs it
     version = only_version(tmp_path)
     assert_equal_runs(version, uninterrupted)
-    first, second = json.loads((version / "versions.json").read_text())["starts"]
+    first, second = json.loads((version / "versions.json").read_text(encoding="utf-8"))["starts"]
     assert first["job"] == second["job"] == "slurm 4711"
     assert second["checkpoint"].endswith("step-00000003.ckpt")
     assert not list(Path.cwd().glob("hpc_ckpt*"))
@@ -211,7 +211,7 @@ def test_a_job_that_died_before_its_first_checkpoint_begins_again(
 ):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job-7")
     first = rewound(uninterrupted, 8, tmp_path)  # an older run
-    starts = json.loads((first / "versions.json").read_text())
+    starts = json.loads((first / "versions.json").read_text(encoding="utf-8"))
     starts["starts"][0]["job"] = "torchrun job-6"
     (first / "versions.json").write_text(json.dumps(starts))
     with monkeypatch.context() as context:

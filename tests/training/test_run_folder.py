@@ -354,7 +354,9 @@ def test_exchanged_pictures_are_other_data(tmp_path, capsys):
     run(pictures("test", tmp_path, str(folder), "--ckpt_path", "last", "--trainer.devices", "1"))
     assert "differs from" in capsys.readouterr().out
     (folder_of_run,) = (tmp_path / "runs").glob("*/0")
-    reports = [json.loads(path.read_text()) for path in folder_of_run.glob("test-*.json")]
+    reports = [
+        json.loads(path.read_text(encoding="utf-8")) for path in folder_of_run.glob("test-*.json")
+    ]
     assert sorted(str(report["differs_from_run"]) for report in reports) == [
         "{'data file train': 'changed'}",
         "{}",

@@ -95,7 +95,7 @@ def obstacle() -> str | None:
 def processor() -> str:
     """Return the processor properties that `-march=native` depends on."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         kind = ("flags", "model name", "cpu family", "Features", "CPU part")
         wanted = [x for x in lines if x.split(":")[0].strip() in kind]
         return "\n".join(dict.fromkeys(wanted)) or platform.processor()

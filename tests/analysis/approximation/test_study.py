@@ -69,7 +69,7 @@ def test_study_writes_tables_pictures_and_resumes(
     aware = first[first["method"] == "ova"].set_index("num_kept")
     assert aware["status"].to_dict() == {1: EXACT, 3: ESTIMATE, 9: EXACT, 16: EXACT}
     assert aware.loc[9, "difference"] == pytest.approx(0.0, abs=1e-4)
-    text = (tmp_path / "approximate.md").read_text()
+    text = (tmp_path / "approximate.md").read_text(encoding="utf-8")
     for part in ("Carathéodory", "(≤; exact", "Command: `lit-probattn analyse"):
         assert part in text
     for name in ("approximate", "approximate_local", "approximate_local_mean"):
@@ -97,7 +97,7 @@ def _settings(checkpoint, out):
 
     def stop(self, row):
         original(self, row)
-        lines.append(self.path.read_text().splitlines()[0])
+        lines.append(self.path.read_text(encoding="utf-8").splitlines()[0])
         raise KeyboardInterrupt
 
     RowStore.add = stop
@@ -124,7 +124,7 @@ def test_scopes_and_comparison(trained_run, tmp_path):
         ]
     )
     assert status == 0
-    text = (tmp_path / "c/approximate_compare.md").read_text()
+    text = (tmp_path / "c/approximate_compare.md").read_text(encoding="utf-8")
     assert "| keys | a ovo | a ova | b ovo | b ova |" in text
     for part in ("", "_skew", "_curves"):
         assert (tmp_path / f"c/approximate_compare{part}.png").is_file()

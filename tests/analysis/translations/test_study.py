@@ -70,7 +70,7 @@ def test_scores_are_those_of_the_test_command(runs, written):
         config = str(folder / "config.yaml")
         run(["test", "--config", config, "--ckpt_path", "best"])
         (result,) = folder.glob("test-*.json")
-        told = json.loads(result.read_text())
+        told = json.loads(result.read_text(encoding="utf-8"))
         for form in FORMS:
             found, expected = scores.loc[(form, name)], told["bleu"][form]
             assert found["bleu"] == pytest.approx(expected["score"], rel=1e-5)
@@ -81,7 +81,7 @@ def test_scores_are_those_of_the_test_command(runs, written):
 
 
 def test_report_begins_with_copying(runs, written):
-    text = (written / "translations.md").read_text()
+    text = (written / "translations.md").read_text(encoding="utf-8")
     lines = text.splitlines()
     assert lines[5].startswith("Finding: ")
     assert "copying the source (BLEU 0.00, detokenised)" in lines[5]
@@ -111,11 +111,14 @@ def test_a_second_call_decodes_nothing_and_an_interrupted_one_the_rest(
     monkeypatch.setattr(decoded, "_translate", lambda *given: asked.append(given))
     assert study(runs, out, "--resamples", "50") == 0
     assert not asked
-    same = [(folder / "translations.md").read_text().splitlines()[4:] for folder in (out, written)]
+    same = [
+        (folder / "translations.md").read_text(encoding="utf-8").splitlines()[4:]
+        for folder in (out, written)
+    ]
     assert same[0] == same[1]
     monkeypatch.undo()
     kept = out / "translations_decoded" / "smgk.jsonl"
-    whole = kept.read_text().splitlines()
+    whole = kept.read_text(encoding="utf-8").splitlines()
     kept.write_text("".join(f"{line}\n" for line in whole[:4]))  # settings and three sentences
     counted = []
     translate = decoded._translate
@@ -127,7 +130,7 @@ def test_a_second_call_decodes_nothing_and_an_interrupted_one_the_rest(
     monkeypatch.setattr(decoded, "_translate", counting)
     assert study(runs, out, "--resamples", "50") == 0
     assert len(counted) == len(set(counted)) == 18
-    assert sorted(kept.read_text().splitlines()[1:]) == sorted(whole[1:])
+    assert sorted(kept.read_text(encoding="utf-8").splitlines()[1:]) == sorted(whole[1:])
 
 
 def test_remarks_stand_below_their_sentences(runs, written, tmp_path, capsys):
@@ -138,7 +141,7 @@ def test_remarks_stand_below_their_sentences(runs, written, tmp_path, capsys):
     remarks.write_text(f'sentence,remark\n{shown[1]},"no | verb, no end"\n')
     more = ("--resamples", "2", "--num_shown", "4", "--seed", "5", "--remarks", str(remarks))
     assert study(runs, out, *more) == 0
-    text = (out / "translations.md").read_text()
+    text = (out / "translations.md").read_text(encoding="utf-8")
     parts = text.partition("## Sample translations")[2].split("Sentence ")[1:]
     assert [int(part.split()[0]) for part in parts] == shown
     assert [part.rstrip().splitlines()[-1] for part in parts] == [
@@ -189,7 +192,7 @@ def test_runs_that_do_not_go_together_are_one_line(runs, tmp_path, capsys):
     softmax = runs["softmax"]
     copy = tmp_path / "copied" / "0"
     shutil.copytree(softmax, copy)
-    config = yaml.safe_load((copy / "config.yaml").read_text())
+    config = yaml.safe_load((copy / "config.yaml").read_text(encoding="utf-8"))
     config["data"]["init_args"]["num_test"] = 9
     (copy / "config.yaml").write_text(yaml.safe_dump(config))
     line = refused(capsys, {"a": softmax, "b": copy}, out)
@@ -214,7 +217,7 @@ def test_the_mean_of_checkpoints_is_a_model_of_its_own(runs, tmp_path):
     """Its curves are those of its run."""
     both = {"best": runs["softmax"], "mean": runs["softmax"] / "average-2"}
     assert study(both, tmp_path, "--resamples", "2", "--split", "val", "--num_shown", "0") == 0
-    text = (tmp_path / "translations.md").read_text()
+    text = (tmp_path / "translations.md").read_text(encoding="utf-8")
     assert "sentences of the val split" in text
     assert "average-2-00000016.ckpt" in text
     assert "## Sample translations" not in text

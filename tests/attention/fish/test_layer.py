@@ -154,7 +154,7 @@ def test_heads_follow_the_ratio():
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_configs_name_working_presets(name):
-    node = yaml.safe_load((ATTENTION / f"{name}.yaml").read_text())
+    node = yaml.safe_load((ATTENTION / f"{name}.yaml").read_text(encoding="utf-8"))
     spec = node["model"]["init_args"]["attention"]
     cls = getattr(attention, spec["class_path"].rsplit(".", 1)[1])
     layer = cls(embed_dim=EMBED, head_dim=HEAD, **spec["init_args"])

@@ -52,7 +52,7 @@ def test_normaliser_of_states_mixed_by_an_mlp_starts_as_the_mean_of_the_global_h
 
 @pytest.mark.parametrize("name", ["lfish", "hard_lfish", "glfish", "hard_glfish"])
 def test_configs_name_working_presets(name):
-    node = yaml.safe_load((ATTENTION / f"{name}.yaml").read_text())
+    node = yaml.safe_load((ATTENTION / f"{name}.yaml").read_text(encoding="utf-8"))
     spec = node["model"]["init_args"]["attention"]
     cls = getattr(attention, spec["class_path"].rsplit(".", 1)[1])
     layer = cls(embed_dim=EMBED, head_dim=HEAD, **spec["init_args"])

@@ -91,22 +91,22 @@ def cut_meta(folder: Path) -> None:
 
 
 def other_version(folder: Path) -> None:
-    meta = json.loads((folder / "meta.json").read_text())
+    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
     (folder / "meta.json").write_text(json.dumps({**meta, "format_version": 99}))
 
 
 def other_settings(folder: Path) -> None:
-    meta = json.loads((folder / "meta.json").read_text())
+    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
     (folder / "meta.json").write_text(json.dumps({**meta, "settings": {"count": 6}}))
 
 
 def other_kind(folder: Path) -> None:
-    meta = json.loads((folder / "meta.json").read_text())
+    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
     (folder / "meta.json").write_text(json.dumps({**meta, "files": ["a.npy"]}))
 
 
 def no_size(folder: Path) -> None:
-    meta = json.loads((folder / "meta.json").read_text())
+    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
     (folder / "meta.json").write_text(json.dumps({**meta, "files": {"a.npy": {}}}))
 
 
@@ -115,14 +115,17 @@ def deep_meta(folder: Path) -> None:
 
 
 def no_files(folder: Path) -> None:
-    meta = json.loads((folder / "meta.json").read_text())
+    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
     (folder / "meta.json").write_text(json.dumps({**meta, "files": {}}))
 
 
 def objects(folder: Path) -> None:
     """An array of Python objects, which are read by running code, under the right checksum."""
     np.save(folder / "a.npy", np.array([print], dtype=object), allow_pickle=True)
-    content, meta = (folder / "a.npy").read_bytes(), json.loads((folder / "meta.json").read_text())
+    content, meta = (
+        (folder / "a.npy").read_bytes(),
+        json.loads((folder / "meta.json").read_text(encoding="utf-8")),
+    )
     meta["files"]["a.npy"]["bytes"] = len(content)
     meta["files"]["a.npy"]["sha256"] = hashlib.sha256(content).hexdigest()
     (folder / "meta.json").write_text(json.dumps(meta))
@@ -361,7 +364,7 @@ def test_a_source_that_is_gone_makes_the_cache_stale_unless_all_are(tmp_path: Pa
         (folder / name).write_text(name)
 
     def read(writer: CacheWriter) -> None:
-        text = "".join(path.read_text() for path in sorted(folder.iterdir()))
+        text = "".join(path.read_text(encoding="utf-8") for path in sorted(folder.iterdir()))
         writer.add("a", np.frombuffer(text.encode(), dtype=np.uint8))
 
     spec = CacheSpec("numbers", {}, lambda: sorted(folder.iterdir()))

@@ -211,7 +211,7 @@ def test_class_map_is_saved_and_compared(root: Path, tmp_path: Path):
     data = imagenet(root)
     data.prepare_data()
     (path,) = (root / "cache").glob("imagenet-classes-*.json")
-    assert json.loads(path.read_text()) == {"0": "n01", "1": "n02", "2": "n03"}
+    assert json.loads(path.read_text(encoding="utf-8")) == {"0": "n01", "1": "n02", "2": "n03"}
     state = data.state_dict()
     imagenet(root).load_state_dict(state)
     for split in ("train", "val"):

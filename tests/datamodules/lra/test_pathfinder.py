@@ -151,7 +151,7 @@ def test_black_pixels_are_masked_as_published_or_kept(tmp_path: Path) -> None:
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
     metadata = write_pathfinder(tmp_path) / "metadata" / "0.npy"
-    lines = metadata.read_text().splitlines(keepends=True)
+    lines = metadata.read_text(encoding="utf-8").splitlines(keepends=True)
     metadata.write_text("".join([*lines[:2], line, *lines[3:]]))
     with pytest.raises(DataError, match=message) as error:
         pathfinder(tmp_path).prepare_data()

@@ -106,9 +106,9 @@ def test_real_processes_report_and_write_the_same(tmp_path: Path) -> None:
     assert sum(told) == 50
     for path in (tmp_path / "1").rglob("*.png"):
         assert path.read_bytes() == (tmp_path / "2" / path.relative_to(tmp_path / "1")).read_bytes()
-    assert (tmp_path / "1/metadata/0.npy").read_text() == (
+    assert (tmp_path / "1/metadata/0.npy").read_text(encoding="utf-8") == (
         tmp_path / "2/metadata/0.npy"
-    ).read_text()
+    ).read_text(encoding="utf-8")
 
 
 def test_generated_data_is_a_release(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_generated_data_is_a_release(tmp_path: Path) -> None:
     )
     found = contents(data)
     place = tmp_path / "made" / "pathfinder32" / "curv_baseline"
-    lines = (place / "metadata" / "0.npy").read_text().splitlines()
+    lines = (place / "metadata" / "0.npy").read_text(encoding="utf-8").splitlines()
     assert lines[3].split()[:3] == ["imgs/0", "sample_3.png", "3"]
     assert lines[3].split()[4:] == ["1.0", "6", "2", "2", "0.5", "1", "1"]
     assert contents(pathfinder(tmp_path / "made", **options)) == found

@@ -30,7 +30,7 @@ def write_long(path: Path, content: dict[str, Any], shuffle: bool = True) -> Pat
     rows = [[i, t, *step, y] for i, (steps, y) in content.items() for t, step in enumerate(steps)]
     if shuffle:
         random.Random(1).shuffle(rows)
-    with path.open("w", newline="") as file:
+    with path.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([["id", "time", "left", "right", "label"], *rows])
     return path
 
@@ -135,7 +135,7 @@ def timed(path: Path, times: list[str], count: int = 30) -> Path:
         for step, time in enumerate(times)
     ]
     random.Random(2).shuffle(rows)
-    with path.open("w", newline="") as file:
+    with path.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([["id", "time", "value", "label"], *rows])
     return path
 
@@ -240,7 +240,7 @@ def test_an_archive_that_numpy_cannot_read_is_named(tmp_path, damage):
 
 def test_ids_are_read_without_the_blanks_around_them(tmp_path):
     path = write_long(tmp_path / "mine.csv", cases())
-    lines = path.read_text().splitlines()
+    lines = path.read_text(encoding="utf-8").splitlines()
     spaced = [line.replace(",", " ,", 1) if i % 2 and i else line for i, line in enumerate(lines)]
     path.write_text("\n".join(spaced) + "\n")
     assert found_in(data(path)) == rounded(cases())

@@ -178,7 +178,7 @@ def test_provenance_holds_the_hashes_of_the_files(archive):
 def test_changed_file_is_read_anew(archive):
     before = made(archive).provenance["archive_sha256"]["Libras_TEST.ts"]
     path = archive / "Libras" / "Libras_TEST.ts"
-    path.write_text(path.read_text() + "1:2:3:b\n")
+    path.write_text(path.read_text(encoding="utf-8") + "1:2:3:b\n")
     data = made(archive)
     assert len(data.split("test")) == 4
     assert data.provenance["archive_sha256"]["Libras_TEST.ts"] != before

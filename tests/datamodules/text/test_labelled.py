@@ -37,9 +37,9 @@ def write(path: Path, content: list[tuple[str, Any]], names=("text", "label")) -
 
         pq.write_table(pa.Table.from_pylist(records), path)
     elif path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+        path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     else:
-        with path.open("w", newline="") as file:
+        with path.open("w", encoding="utf-8", newline="") as file:
             table = csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",")
             table.writerows([names, *content])
     return path
@@ -222,7 +222,7 @@ def test_one_column_is_not_text_and_label(tmp_path):
 def test_a_quote_closed_late_is_in_the_notes_of_the_data(tmp_path):
     content = rows()
     path = write(tmp_path / "train.csv", content)
-    lines = path.read_text().splitlines()
+    lines = path.read_text(encoding="utf-8").splitlines()
     lines[5], lines[25] = '"opened,dog', 'closed",dog'
     path.write_text("\n".join(lines) + "\n")
     assert any("starting at line 6" in note for note in data(path).notes)

@@ -51,7 +51,7 @@ def test_text_in_the_tokens_of_a_pretrained_encoder(folder, tmp_path):
     module.setup()
     assert (module.vocab_size, module.mask_token) == (len(own), own.mask)
     assert data(folder).mask_token is None
-    text = (folder / "wiki.valid.tokens").read_text()
+    text = (folder / "wiki.valid.tokens").read_text(encoding="utf-8")
     expected = []
     for line in text.splitlines():
         expected += [*own.encode_plain(line)[0], own.separator]

@@ -45,7 +45,9 @@ def folder(request, tmp_path_factory) -> Path:
     encoder(iter(TEXTS), made, size, kind, lower=case)
     if "blank" in request.param:
         path = made / "tokenizer_config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"add_prefix_space": True}))
+        path.write_text(
+            json.dumps(json.loads(path.read_text(encoding="utf-8")) | {"add_prefix_space": True})
+        )
     return made
 
 

@@ -57,7 +57,11 @@ def data(folder) -> LM1B:
 
 
 def lines_of(folder: Path, part: str, names: list[str]) -> list[str]:
-    return [line for name in names for line in (folder / part / name).read_text().splitlines()]
+    return [
+        line
+        for name in names
+        for line in (folder / part / name).read_text(encoding="utf-8").splitlines()
+    ]
 
 
 # ---- the release -------------------------------------------------------------------------------

@@ -46,12 +46,12 @@ def test_vocabulary_follows_frequency_then_first_occurrence(tmp_path):
 
 def test_streams_equal_a_loop_over_lines(folder):
     module = made_text.data(folder)
-    train = (folder / "wiki.train.tokens").read_text()
+    train = (folder / "wiki.train.tokens").read_text(encoding="utf-8")
     counts = Counter(train.split())
     order = sorted(counts, key=lambda word: (-counts[word], train.split().index(word)))
     assert module.vocabulary.words == ["<eos>", *order]
     for split, name in (("train", "train"), ("val", "valid"), ("test", "test")):
-        text = (folder / f"wiki.{name}.tokens").read_text()
+        text = (folder / f"wiki.{name}.tokens").read_text(encoding="utf-8")
         assert stream(module, split) == made_text.expected_ids(text, module.vocabulary.words)
 
 
@@ -282,7 +282,7 @@ def _interrupted(folder: Path, monkeypatch) -> None:
 def test_a_killed_tokenisation_goes_on_where_it_was(folder, monkeypatch, caplog):
     _interrupted(folder, monkeypatch)
     (partial,) = (folder.parent / ".cache").glob(".wikitext103-*.partial")
-    state = json.loads((partial / "state.json").read_text())
+    state = json.loads((partial / "state.json").read_text(encoding="utf-8"))
     skipped = state["steps"]["train.int32"]["position"]
     assert 0 < skipped < (folder / "wiki.train.tokens").stat().st_size
     read = []
@@ -292,7 +292,7 @@ def test_a_killed_tokenisation_goes_on_where_it_was(folder, monkeypatch, caplog)
     with caplog.at_level(logging.WARNING, "datamodules"):
         module.prepare_data()
     assert "resuming an interrupted tokenisation" in caplog.text
-    text = (folder / "wiki.train.tokens").read_text()
+    text = (folder / "wiki.train.tokens").read_text(encoding="utf-8")
     assert "".join(read).startswith(text[skipped : skipped + 50]), "what was done is not repeated"
     assert stream(module, "train") == made_text.expected_ids(text, module.vocabulary.words)
     assert not partial.exists()

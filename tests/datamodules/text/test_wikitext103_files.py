@@ -17,7 +17,10 @@ from tests.datamodules.text import made as made_text
 def texts(tmp_path):
     """Text of each split, by the names in files."""
     folder = made_text.write(tmp_path / "plain")
-    return {name: (folder / f"wiki.{name}.tokens").read_text() for name in made_text.NAMES}
+    return {
+        name: (folder / f"wiki.{name}.tokens").read_text(encoding="utf-8")
+        for name in made_text.NAMES
+    }
 
 
 @pytest.fixture

@@ -550,7 +550,7 @@ def row(name: str, checks: dict[str, Callable[[Host], Any]]) -> dict[str, str]:
 
 def written() -> str:
     """The table of all rows in Markdown, and the versions that it was made with."""
-    rows = json.loads(ROWS.read_text())
+    rows = json.loads(ROWS.read_text(encoding="utf-8"))
     titles = ["calls", *CHECKS]
     lines = ["| " + " | ".join(("host", *titles)) + " |", "|" + " --- |" * (len(titles) + 1)]
     for name in HOSTS:
@@ -580,12 +580,12 @@ def main(arguments: list[str]) -> None:
         cells = row(name, checks)
         seconds = time.perf_counter() - start
         print("|".join(["", name, *cells.values(), f"{seconds:.1f} s", ""]), flush=True)
-        rows = json.loads(ROWS.read_text()) if ROWS.exists() else {}
+        rows = json.loads(ROWS.read_text(encoding="utf-8")) if ROWS.exists() else {}
         known = rows.get(name, {"cells": {}})["cells"] if len(checks) < len(CHECKS) else {}
         rows[name] = {"cells": {**known, **cells}, "versions": versions}
         ROWS.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
     page = ROOT / "docs" / "swap.md"
-    before, _, rest = page.read_text().partition(BEGIN)
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     after = rest.partition(END)[2]
     page.write_text(f"{before}{BEGIN}\n{written()}\n{END}{after}")
 

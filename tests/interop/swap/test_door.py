@@ -322,7 +322,7 @@ def test_a_saved_model_loads_again(name, tmp_path):
 
     torch.manual_seed(1)
     fresh, _ = build()
-    recipe = json.loads((tmp_path / "recipe.json").read_text())
+    recipe = json.loads((tmp_path / "recipe.json").read_text(encoding="utf-8"))
     fresh, again = lit_probattn.swap(fresh, recipe)
     fresh.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
     assert torch.equal(call(fresh), call(model))

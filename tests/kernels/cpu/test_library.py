@@ -41,7 +41,7 @@ def shared(path: Path, source: str) -> Path:
 
 
 def script(path: Path, text: str) -> str:
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     path.chmod(0o755)
     return str(path)
 
@@ -86,7 +86,7 @@ class Place:
 
     def links(self) -> int:
         """Count the libraries that were linked."""
-        return self.log.read_text().count("-shared") if self.log.exists() else 0
+        return self.log.read_text(encoding="utf-8").count("-shared") if self.log.exists() else 0
 
 
 @pytest.fixture
@@ -218,8 +218,8 @@ def loaded_elsewhere(place: Place) -> Path:
         print(place.load())
         return 0
 
-    assert Forked(work, dict(os.environ), log).wait() == 0, log.read_text()
-    return Path(log.read_text().strip())
+    assert Forked(work, dict(os.environ), log).wait() == 0, log.read_text(encoding="utf-8")
+    return Path(log.read_text(encoding="utf-8").strip())
 
 
 @pytest.mark.parametrize("change", [writable, moved, damaged, cut, emptied, a_pipe])
@@ -296,7 +296,7 @@ def test_cc_may_hold_a_launcher_and_flags(place, form, monkeypatch):
     monkeypatch.setenv("CC", form.format(quoted))
     assert place.load().parent == place.cache
     assert place.links() == 1
-    assert ("-DMARK" in place.log.read_text()) == ("-DMARK" in form)
+    assert ("-DMARK" in place.log.read_text(encoding="utf-8")) == ("-DMARK" in form)
 
 
 @pytest.mark.parametrize("value", ["'gcc", "no-such-compiler -O2"])
@@ -313,7 +313,7 @@ def test_cc_that_names_no_compiler_is_one_line(place, value, monkeypatch):
 def test_a_lock_that_is_never_freed_costs_a_limited_time(place, monkeypatch):
     monkeypatch.setattr(library, "_PATIENCE", 0.2)
     place.cache.mkdir(parents=True)
-    with open(place.cache / ".lock", "w") as held:
+    with open(place.cache / ".lock", "w", encoding="utf-8") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         before = time.monotonic()
         assert place.load().parent == place.cache
@@ -347,6 +347,6 @@ def test_four_first_starts_at_once_build_one_library(place, tmp_path):
     logs = [tmp_path / f"{number}.log" for number in range(4)]
     starts = [Forked(load, dict(os.environ), log) for log in logs]
     assert [start.wait() for start in starts] == [0] * 4
-    names = {log.read_text().strip() for log in logs}
+    names = {log.read_text(encoding="utf-8").strip() for log in logs}
     assert [str(p) for p in place.cache.glob("*.so")] == list(names)
     assert place.links() == 1

@@ -39,7 +39,7 @@ def results(tmp_path_factory):
 def test_report_has_all_its_parts(results, tmp_path):
     config, folder = results
     files = write_report(config, folder, tmp_path, html=True)
-    text = (tmp_path / "report.md").read_text()
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
     for part in ("Command:", "Data:", "Convention:", "Hardware:", "Versions:", "2 FLOP"):
         assert part in "\n".join(text.splitlines()[:20])
     assert "closed form" in text
@@ -50,7 +50,7 @@ def test_report_has_all_its_parts(results, tmp_path):
     assert {p.suffix for p in files} == {".md", ".json", ".csv", ".png", ".svg", ".html"}
     ratios = pd.read_csv(tmp_path / "ratios.csv")
     assert ratios["relative_gap"].abs().max() == 0.0
-    page = (tmp_path / "report.html").read_text()
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert page.count("data:image/svg+xml;base64,") == text.count("](figures/") > 0
     assert page.count("<table>") == text.count("\n| --- |") > 0
     assert "http" not in page.replace("http://www.w3.org", "")
@@ -68,7 +68,7 @@ def test_the_commands_are_those_that_were_given(results, tmp_path, monkeypatch):
     given = ["--config", str(Path.cwd() / "my/own.yaml"), "--results", "/elsewhere/results"]
     monkeypatch.setattr("sys.argv", ["profiling", "report", *given])
     write_report(config, tmp_path, tmp_path / "out", command=command_line())
-    text = (tmp_path / "out/report.md").read_text()
+    text = (tmp_path / "out/report.md").read_text(encoding="utf-8")
     then = "python -m profiling report --config my/own.yaml --results results"
     assert f"`python -m profiling sweep --config my/own.yaml`, then `{then}`" in text
     (image, *_) = sorted((tmp_path / "out/figures").glob("*.png"))
@@ -121,7 +121,7 @@ def test_what_is_counted_is_not_called_measured(results, tmp_path):
     config, folder = results
     figure = Figure(title="A figure", paper=["it is less."])
     write_report(config.model_copy(update={"report": figure}), folder, tmp_path)
-    text = (tmp_path / "report.md").read_text()
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert "| multiply-adds | attention layer | mgk_full / softmax | eval | counted |" in text
     told = [line for line in text.splitlines() if not line.startswith("Command: ")]
     assert "measure" not in "\n".join(told).replace("counted or measured, ", "")
@@ -135,7 +135,7 @@ def test_a_baseline_with_other_dropout_is_flagged_on_top(tmp_path):
     )
     run_sweep(config, tmp_path, ROOT, stream=lambda _: None)
     write_report(config, tmp_path, tmp_path / "out")
-    lines = (tmp_path / "out/report.md").read_text().splitlines()
+    lines = (tmp_path / "out/report.md").read_text(encoding="utf-8").splitlines()
     begin = "**Unequal settings: attention dropout is 0.1 (mgk) and 0.0 (baseline softmax): "
     assert lines[2].startswith(begin)
     assert [line for line in lines if line.startswith("**Unequal")] == [lines[2]]
@@ -211,7 +211,7 @@ def test_a_sweep_of_memory_alone_has_a_report(tmp_path, monkeypatch):
     run_sweep(config, tmp_path / "rows", Path.cwd(), stream=str)
     assert all(row.backend_note is None for row in read_rows(tmp_path / "rows" / "rows.jsonl"))
     (page, *_) = write_report(config, tmp_path / "rows", tmp_path / "report")
-    assert "## Ratios" in page.read_text()
+    assert "## Ratios" in page.read_text(encoding="utf-8")
 
 
 def test_no_results(tmp_path):
@@ -277,6 +277,6 @@ def test_failed_points_are_listed(tmp_path):
     )
     run_sweep(config, tmp_path, ROOT, stream=lambda _: None)
     write_report(config, tmp_path, tmp_path / "out")
-    text = (tmp_path / "out/report.md").read_text()
+    text = (tmp_path / "out/report.md").read_text(encoding="utf-8")
     assert "Points without values" in text
     assert "is not divisible by head_dim_divisor" in text

@@ -43,7 +43,9 @@ def test_a_report_made_of_a_report_is_the_same(made, tmp_path):
     for name in ("report.md", "report.json", "rows.csv", "ratios.csv"):
         assert (tmp_path / name).read_bytes() == (folder / "report" / name).read_bytes(), name
     kept = stored_rows(config, folder / "report", ROOT)
-    assert len(kept) == len((folder / "report/rows.csv").read_text().splitlines()) - 1
+    assert (
+        len(kept) == len((folder / "report/rows.csv").read_text(encoding="utf-8").splitlines()) - 1
+    )
     assert {row.point_id for row in kept if row.quantity == "memory"} == {
         row.point_id for row in kept
     } - {row.point_id for row in kept if row.quantity == "cost"}
@@ -79,7 +81,7 @@ def test_another_sweep_is_refused(change, message, made):
 def test_a_report_of_something_else_is_refused(made, tmp_path):
     config, folder = made
     shutil.copytree(folder / "report", tmp_path / "copy")
-    data = json.loads((tmp_path / "copy/report.json").read_text())
+    data = json.loads((tmp_path / "copy/report.json").read_text(encoding="utf-8"))
     (tmp_path / "copy/report.json").write_text(json.dumps({**data, "kind": "study"}))
     with pytest.raises(ConfigError, match="expected the report of a sweep, received kind 'study'"):
         stored_rows(config, tmp_path / "copy", ROOT)
@@ -95,7 +97,9 @@ def test_a_committed_report_is_made_again(tmp_path, monkeypatch, capsys):
     assert main([*words, "--out", str(tmp_path)]) == 0
     for name in ("rows.csv", "ratios.csv"):
         assert (tmp_path / name).read_bytes() == (report / name).read_bytes()
-    before, after = (json.loads((f / "report.json").read_text()) for f in (report, tmp_path))
+    before, after = (
+        json.loads((f / "report.json").read_text(encoding="utf-8")) for f in (report, tmp_path)
+    )
     for data in (before, after):
         del data["made"]["reported_by"]
     assert before == after

@@ -233,5 +233,8 @@ def test_two_real_runs_are_trained_studied_drawn_and_judged(tmp_path, capsys):
         assert (out / f"figures/{name}.png").stat().st_size > 10_000
     rows = pd.read_csv(out / "rows.csv")
     assert rows["rank"].notna().all()
-    results = [json.loads(p.read_text()) for p in tmp_path.glob("runs/reproduce/results/*.jsonl")]
+    results = [
+        json.loads(p.read_text(encoding="utf-8"))
+        for p in tmp_path.glob("runs/reproduce/results/*.jsonl")
+    ]
     assert len(results) == 2

@@ -49,7 +49,7 @@ def test_a_sweep_is_run_drawn_and_judged(bound, verdict, tmp_path, monkeypatch, 
     out = tmp_path / "runs/reproduce/reports/tiny_figure"
     assert list(pd.read_csv(out / "verdicts.csv")["verdict"]) == [verdict]
     assert (out / "figures/figure.png").stat().st_size > 10_000
-    text = (out / "report.md").read_text()
+    text = (out / "report.md").read_text(encoding="utf-8")
     for part in ("Command: ", "It needs fewer.", "A remark.", "Hardware: meta tensors"):
         assert part in text
     request.getfixturevalue("sketches")

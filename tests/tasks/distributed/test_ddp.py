@@ -137,7 +137,7 @@ def test_evaluation_is_exact_for_two_processes(one_process, split):
         work = command(one_process, "--ckpt_path", "last", *more, name=split)
         assert set(in_ranks(lambda work=work: main(work), 2 if more else 1)) == {0}
         path = only_version(one_process) / f"{split}-step-00000008.json"
-        values.append(json.loads(path.read_text()))
+        values.append(json.loads(path.read_text(encoding="utf-8")))
         path.unlink()
     assert [value["num_samples"] for value in values] == [21, 21]
     short = "val" if split == "validate" else "test"

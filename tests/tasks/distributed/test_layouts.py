@@ -159,7 +159,7 @@ def test_two_processes_score_and_predict_like_one(whole, name):
             work = TRIALS[name].command(folder, *flags, name=command)
             assert set(in_ranks(lambda work=work: main(work), 2 if more else 1)) == {0}
         (path,) = only_version(folder).glob("test-step-*4.json")
-        report, tables = json.loads(path.read_text()), []
+        report, tables = json.loads(path.read_text(encoding="utf-8")), []
         path.unlink()
         for path in only_version(folder).glob("predictions-*.parquet"):
             tables.append(pd.read_parquet(path))

@@ -57,7 +57,9 @@ def test_perplexities_of_tokens_and_of_words(monkeypatch, tmp_path):
 
 def test_the_schedule_is_that_of_the_paper():
     """0.1 · min(1, t / 10⁴) / √max(t, 10⁴)."""
-    config = yaml.safe_load((CONFIGS / "tasks/lm1b.yaml").read_text())["model"]["init_args"]
+    config = yaml.safe_load((CONFIGS / "tasks/lm1b.yaml").read_text(encoding="utf-8"))["model"][
+        "init_args"
+    ]
     for t in (0, 1, 500, 9_999, 10_000, 10_001, 40_000, 249_999):
         found = schedule_values(
             config["schedule"],

@@ -68,7 +68,7 @@ def test_resume_is_exact_and_one_process_can_score(sharded, tmp_path):
         work = command(sharded, *more, "--ckpt_path", "last", name="test")
         assert set(in_ranks(lambda work=work: main(work), count)) == {0}
         path = only_version(sharded) / "test-step-00000016.json"
-        scores.append(json.loads(path.read_text()))
+        scores.append(json.loads(path.read_text(encoding="utf-8")))
         path.unlink()
     assert scores[0]["test/accuracy"] == scores[1]["test/accuracy"]
     assert scores[0]["test/loss"] == pytest.approx(scores[1]["test/loss"], rel=1e-6)

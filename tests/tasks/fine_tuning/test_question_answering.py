@@ -117,7 +117,7 @@ def test_only_a_checkpoint_that_validation_chose_was_selected_on_its_questions(t
         run(command("validate", folder, *SHORT, "--ckpt_path", checkpoint, task="squad_v2"))
         kind = "best" if selected else "step"
         (report,) = only_version(folder).glob(f"validate-{kind}-*.json")
-        assert json.loads(report.read_text())["selected_on_test"] is selected
+        assert json.loads(report.read_text(encoding="utf-8"))["selected_on_test"] is selected
 
 
 @pytest.mark.parametrize("task", ["squad", "squad_v2"])
@@ -127,9 +127,9 @@ def test_scores_are_those_of_every_span_of_every_window(trained, task):
     for name in ("test", "predict"):
         run(command(name, folder, *SHORT, "--ckpt_path", "last", task=task))
     version = only_version(folder)
-    report = json.loads((version / "test-step-00000004.json").read_text())
+    report = json.loads((version / "test-step-00000004.json").read_text(encoding="utf-8"))
     table = pd.read_parquet(version / "predictions-step-00000004.parquet")
-    official = json.loads((version / "predictions-step-00000004.json").read_text())
+    official = json.loads((version / "predictions-step-00000004.json").read_text(encoding="utf-8"))
     place = version / "checkpoints/step-00000004.ckpt"
     opened = open_trained(Namespace(checkpoint=place, config=None, data=[], device="cpu"))
     data: Questions = opened.data
@@ -211,4 +211,4 @@ def test_it_learns(tmp_path):
     assert main(words) == 0
     run(command("validate", tmp_path, *more, "--ckpt_path", "last"))
     (report,) = only_version(tmp_path).glob("validate-*.json")
-    assert json.loads(report.read_text())["val/f1"] > 90
+    assert json.loads(report.read_text(encoding="utf-8"))["val/f1"] > 90

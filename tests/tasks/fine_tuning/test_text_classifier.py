@@ -56,7 +56,7 @@ def test_matched_is_validated_and_mismatched_is_tested(tmp_path):
         run(command(name, tmp_path, *short, "--ckpt_path", "last"))
     version = only_version(tmp_path)
     for name, split in (("validate", "val"), ("test", "test")):
-        report = json.loads((version / f"{name}-step-00000002.json").read_text())
+        report = json.loads((version / f"{name}-step-00000002.json").read_text(encoding="utf-8"))
         assert report["num_samples"] == 8
         assert not report["selected_on_test"]
         assert f"{split}/accuracy" in report

@@ -112,7 +112,7 @@ def test_the_incomplete_last_batch_of_the_test_split_is_left_out(tmp_path, seen)
     run(command(tmp_path, *SHORT, "--run.test_during_training", "all"))
     run(command(tmp_path, *SHORT, "--ckpt_path", "last", name="test"))
     (path,) = only_version(tmp_path).glob("test-*.json")
-    told = json.loads(path.read_text())
+    told = json.loads(path.read_text(encoding="utf-8"))
     during, found = seen["test", 2], seen["test", 0]  # the command counts no steps
     assert during == found
     assert [sample for sample, _ in found] == list(range(40))
@@ -127,7 +127,7 @@ def test_without_it_whole_splits_are_scored_and_nothing_is_said(tmp_path, seen):
     run(command(tmp_path, *whole, "--ckpt_path", "last", name="test"))
     assert [sample for sample, _ in seen["val", 2]] == list(range(40))
     (path,) = only_version(tmp_path).glob("test-*.json")
-    told = json.loads(path.read_text())
+    told = json.loads(path.read_text(encoding="utf-8"))
     assert told["num_samples"] == 42
     assert "parity_eval" not in told
 
@@ -143,7 +143,7 @@ def test_validate_and_predict_read_whole_splits(whole):
     for name in ("validate", "predict"):
         run(command(whole, "--ckpt_path", "last", name=name))
     (path,) = only_version(whole).glob("validate-*.json")
-    assert json.loads(path.read_text())["num_samples"] == NUM_VAL
+    assert json.loads(path.read_text(encoding="utf-8"))["num_samples"] == NUM_VAL
     (path,) = only_version(whole).glob("predictions-*.parquet")
     assert len(pd.read_parquet(path)) == 42
 

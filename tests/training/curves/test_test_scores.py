@@ -76,7 +76,7 @@ def final_scores(folder: Path, capsys, checkpoint: str, *more: str) -> dict[str,
     run(command(folder, "--ckpt_path", checkpoint, *more, name="test"))
     told = capsys.readouterr().out.splitlines()
     (path,) = [line.removeprefix("results: ") for line in told if line.startswith("results: ")]
-    return json.loads(Path(path).read_text())
+    return json.loads(Path(path).read_text(encoding="utf-8"))
 
 
 def test_training_is_the_same_bit_for_bit(without, scored):
@@ -211,7 +211,7 @@ def test_a_language_model_is_scored_in_the_form_of_its_validation(tmp_path):
     tokens = float(rows[0]["test/tokens_segments"])
     run(["test", *language_model(tmp_path), *short, "--ckpt_path", "last"])
     (path,) = only_version(tmp_path).glob("test-*.json")
-    assert tokens == json.loads(path.read_text())["test/tokens_sliding"]
+    assert tokens == json.loads(path.read_text(encoding="utf-8"))["test/tokens_sliding"]
 
 
 def test_a_decision_transformer_plays_no_episodes_for_it(tmp_path):

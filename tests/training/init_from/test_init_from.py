@@ -208,7 +208,7 @@ def folder(mnli, tmp_path):
 
 def start_of(folder: Path, number: int) -> dict:
     (record,) = (folder / "runs").glob(f"mnli*/{number}/versions.json")
-    return json.loads(record.read_text())["starts"][-1]
+    return json.loads(record.read_text(encoding="utf-8"))["starts"][-1]
 
 
 def test_a_run_begins_with_the_weights_of_another_and_says_so(folder, capsys):

@@ -102,7 +102,7 @@ def test_roberta_has_two_separators_and_one_type(tmp_path):
 )
 def test_wrong_rows_are_named(line, message, tmp_path):
     path = made.write_mnli(tmp_path / "x") / "multinli_1.0_train.jsonl"
-    lines = path.read_text().splitlines()
+    lines = path.read_text(encoding="utf-8").splitlines()
     lines[2] = json.dumps({**json.loads(lines[2]), **line})
     path.write_text("\n".join(lines))
     with pytest.raises(DataError, match=message):
