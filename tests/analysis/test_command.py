@@ -6,6 +6,7 @@ import argparse
 import csv
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pandas as pd
@@ -92,7 +93,10 @@ def test_report_puts_models_side_by_side(tmp_path, capsys):
         (folder / name / "rank.md").write_text("# Rank\n\nMachine: x\n\nText.\n\n![r](rank.png)\n")
     run = tmp_path / "runs" / "dense" / "0"
     run.mkdir(parents=True)
-    start = {"command": f"python -m lit_probattn fit --data {tmp_path}/texts", "git": None}
+    start = {
+        "command": f"python -m lit_probattn fit --data {shlex.quote(str(tmp_path))}/texts",
+        "git": None,
+    }
     (run / "versions.json").write_text(json.dumps({"starts": [start]}))
     assert main(["report", "--folder", str(folder), "--runs", str(run)]) == 0
     text = (folder / "report.md").read_text(encoding="utf-8")

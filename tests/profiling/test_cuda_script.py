@@ -36,7 +36,8 @@ def script(tmp_path):
         place |= {"PYTHON": str(tmp_path / "python"), "OUT": str(tmp_path / "out"), **environment}
         command = ["bash", str(ROOT / "profiling/cuda.sh"), *parts]
         done = subprocess.run(command, env={**os.environ, **place}, capture_output=True, text=True)
-        calls = [line.split(" ", 1) for line in log.read_text(encoding="utf-8").splitlines()]
+        lines = log.read_text(encoding="utf-8").replace(f"{tmp_path}/", "").splitlines()
+        calls = [line.split(" ", 1) for line in lines]
         return done.returncode, done.stderr, calls
 
     return run

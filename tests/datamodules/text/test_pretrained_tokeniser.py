@@ -125,7 +125,7 @@ print(hash("the order of sets"))
 
 def test_another_process_learns_the_same_vocabulary(tmp_path):
     """Where strings have other hashes, so that sets have another order."""
-    program = _TRAIN.format(texts=repr(TEXTS))
+    program = _TRAIN.format(texts=ascii(TEXTS))
     hashes, digests = {hash("the order of sets")}, {kind: set() for kind, _ in VOCABULARIES}
     for kind, size in VOCABULARIES:
         TokenChoice(kind, size).make_from(TEXTS).save(tmp_path / "ours" / kind)

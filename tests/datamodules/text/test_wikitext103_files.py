@@ -183,7 +183,7 @@ def test_subwords(tmp_path):
     ids = module.open().array("test_tokens").tolist()
     assert module.decode(ids) == text
     stored = tmp_path / "tokenizer.json"
-    stored.write_text(module.vocabulary.tokenizer.to_str())
+    stored.write_text(module.vocabulary.tokenizer.to_str(), encoding="utf-8")
     again = made_text.data(tmp_path, tokenizer_file=str(stored))
     again.prepare_data()
     assert again.open().array("test_tokens").tolist() == ids
