@@ -259,9 +259,10 @@ class TestScores(Callback):
             reject_test_metric("the monitor of the learning rate,", schedule.monitor)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Release the task."""
+        """Release task and data."""
         if isinstance(pl_module, Task):
             pl_module.score_test = None
+        self._loader = None
 
     def _score(self, trainer: pl.Trainer, task: Task) -> None:
         most = None if self.batches == "all" else self.batches

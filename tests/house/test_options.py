@@ -4,8 +4,7 @@
 
 An option is listed where it is declared: tasks and models take those of their parts, and layers
 those of records (`by_name`), which are listed as `options`; one with another default than its
-part's is listed with it. The options of commands are those of the stored help texts, which have a
-test of their own.
+part's is listed with it. The options of commands are tested with the stored help texts.
 """
 
 from __future__ import annotations

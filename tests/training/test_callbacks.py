@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from torch import nn
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.training import callbacks
 from lit_probattn.training.callbacks import PlainProgress, RunRecord, SameSources, Throughput
+from lit_probattn.training.evaluation import TestScores
 from lit_probattn.training.run_record import read_starts
 
 
@@ -102,3 +104,19 @@ def test_samples_per_second_are_those_of_all_ranks_without_pauses(monkeypatch):
             throughput.on_validation_start()
             seconds[0] += 60.0
     assert logged == {"samples_per_second": 16.0}
+
+
+def test_the_loader_of_test_scores_is_released_when_the_training_ends():
+    """It can have worker processes."""
+    scores, loaders = TestScores(1), []
+
+    def test_as_validation():
+        loaders.append(nn.Identity())
+        return loaders[0]
+
+    data = SimpleNamespace(test_as_validation=test_as_validation)
+    scores.on_fit_start(SimpleNamespace(datamodule=data), None)
+    held = weakref.ref(loaders.pop())
+    assert held() is not None
+    scores.teardown(None, None, "fit")
+    assert held() is None
