@@ -173,7 +173,7 @@ def _kernels(options: argparse.Namespace) -> int:
             cases=options.cases,
         )
         folder = None if options.out is None else Path(options.out)
-        page, passed = run_kernels(config, Path.cwd(), folder)
+        page, passed = run_kernels(config, Path.cwd(), folder, options.jobs)
     else:
         page, passed = run(options)
     print(page.summary(), end="")

@@ -75,7 +75,7 @@ CASES = [
     Case(
         "mgk soft, prior per position",
         MGKAttention,
-        {"prior_share": "head_position", "max_positions": 64, "prior_param": "softmax"},
+        {"prior_share": "head_position", "max_positions": 2048, "prior_param": "softmax"},
     ),
     Case("mgk hard", MGKAttention, {"e_step": "hard"}, ("causal",)),
     Case(

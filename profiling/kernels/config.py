@@ -64,6 +64,7 @@ class Side(Strict):
         seq_lens: lengths at which it runs, if it is too slow or large at others; None means all.
         head_dims: head sizes at which it runs.
         dtypes: dtypes in which it runs.
+        modes: modes in which it runs.
     """
 
     attention: AttentionEntry | None = None
@@ -74,6 +75,7 @@ class Side(Strict):
     seq_lens: list[int] | None = None
     head_dims: list[int] | None = None
     dtypes: list[Dtype] | None = None
+    modes: list[Mode] | None = None
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Side:
@@ -91,7 +93,7 @@ class Side(Strict):
         asked = ((self.seq_lens, point.seq_len), (self.head_dims, point.head_dim))
         return all(
             values is None or value in values
-            for values, value in (*asked, (self.dtypes, point.dtype))
+            for values, value in (*asked, (self.dtypes, point.dtype), (self.modes, point.mode))
         )
 
 
@@ -128,16 +130,34 @@ class Gate(Bounds):
 
 
 class Comparison(Bounds):
-    """Two sides, bounds on their ratios at all points, and gates at some points."""
+    """Two sides, bounds on their ratios at all points, and gates at some points.
+
+    Args:
+        predicted: time ratio of forward and backward by head size, predicted before it was
+            measured (`--model`).
+    """
 
     name: str
     side: str
     against: str
+    predicted: dict[int, str] = Field(default_factory=dict)
     gates: list[Gate] = Field(default_factory=list)
 
     def bounds(self, point: KernelsConfig) -> list[Bounds]:
         """Return the bounds on the comparison at a point."""
         return [self, *(gate for gate in self.gates if gate.applies(point))]
+
+
+class ParityCases(Strict):
+    """Kernels whose errors are compared with float64 before anything is timed (`--parity`).
+
+    Args:
+        cases: parts of the names of the cases, comma-separated; None means all.
+        head_dims: head sizes by dtype.
+    """
+
+    cases: str | None = None
+    head_dims: dict[Dtype, list[int]] = Field(min_length=1)
 
 
 class KernelsConfig(Strict):
@@ -166,6 +186,7 @@ class KernelsConfig(Strict):
     comparisons: list[Comparison]
     figure: dict[str, dict[str, str]] = Field(default_factory=dict)
     parity_tests: list[str] = Field(default_factory=list)
+    parity: ParityCases | None = None
 
     @model_validator(mode="after")
     def _known_comparisons(self) -> KernelsConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from lit_probattn.randomness import AttentionDropout, RandomKey
 from profiling.kernels.bound import Work, softmax_work, visible_pairs, work
 from profiling.kernels.cases import draw_heads
 from profiling.kernels.config import LAYER_HEADS, KernelsConfig, Side, TorchLayer, TorchSdpa
-from profiling.kernels.parity import run_heads
+from profiling.kernels.parity import kernel_family, run_heads
 from profiling.kernels.products import linear_products
 
 _SDPA = {
@@ -34,18 +34,6 @@ Make = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
-class _WatchedKey(RandomKey):
-    """A key that records every draw."""
-
-    drawn: list[int] = field(default_factory=list, compare=False)
-
-    def philox_key(self, stream: int) -> tuple[int, int]:
-        """Record the draw and return its key words."""
-        self.drawn.append(stream)
-        return super().philox_key(stream)
-
-
-@dataclass(frozen=True)
 class _Prepared:
     """A forward pass without arguments, and the tensors that receive gradients."""
 
@@ -53,9 +41,7 @@ class _Prepared:
     leaves: list[Tensor]
 
 
-def side_function(
-    side: Side, config: KernelsConfig, drawn: list[int] | None = None
-) -> Callable[[], list[Tensor]]:
+def side_function(side: Side, config: KernelsConfig) -> Callable[[], list[Tensor]]:
     """Return a function that runs a side once, forward or forward and backward.
 
     Scope `attention` excludes the projections, but includes shifts and priors of keys and the
@@ -67,9 +53,8 @@ def side_function(
     Args:
         side: the side.
         config: the point.
-        drawn: receives the stream of every random draw of dropout and noise.
     """
-    rng = _WatchedKey(config.seed, drawn=[] if drawn is None else drawn)
+    rng = RandomKey(config.seed)
     device, dtype = torch.device(config.device), getattr(torch, config.dtype)
     generator = torch.Generator(device).manual_seed(config.seed)
     train = config.mode == "train"
@@ -99,6 +84,11 @@ def side_function(
         return [out, *torch.autograd.grad(out, made.leaves, grad_out.to(out.dtype))]
 
     return run
+
+
+def side_family(side: Side, config: KernelsConfig) -> str:
+    """Return folder and name of the kernels of a side with an attention layer."""
+    return kernel_family(_layer(side, config))
 
 
 def _layer(side: Side, config: KernelsConfig) -> Attention:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,11 +32,14 @@ from lit_probattn.measure.timing import (
 )
 from lit_probattn.records.markdown import one_line
 from lit_probattn.records.tables import counted, markdown_lines
+from profiling.kernels.ahead import compile_ahead
 from profiling.kernels.bound import measured_rates
-from profiling.kernels.command import made_here
-from profiling.kernels.config import Comparison, KernelsConfig, points
+from profiling.kernels.command import made_here, parity_tasks
+from profiling.kernels.config import Comparison, KernelsConfig, Side, points
 from profiling.kernels.figure import time_figure
-from profiling.kernels.sides import side_function, side_work
+from profiling.kernels.parity import BUDGET, ParityRow, compare_all
+from profiling.kernels.sides import side_family, side_function, side_work
+from profiling.measure.tasks import default_jobs
 from profiling.sweep.run import missing_device
 
 
@@ -70,17 +73,75 @@ class SideResult:
         return None if self.flops is None else self.flops / quantile(self.best, 0.5)
 
 
-def parity(config: KernelsConfig, root: Path) -> tuple[bool, str]:
-    """Run the parity tests of the config; return whether they passed, and the last line."""
+@dataclass(frozen=True)
+class Checked:
+    """What was compared before the measurement.
+
+    Args:
+        passed: whether everything agreed.
+        summary: result in one line.
+        wrong: families of kernels that failed, whose sides are not compared; None means all sides.
+        rows: errors per tensor.
+    """
+
+    passed: bool
+    summary: str
+    wrong: frozenset[str] | None = frozenset()
+    rows: Sequence[Mapping[str, Any]] = ()
+
+    def trusts(self, side: Side, config: KernelsConfig) -> bool:
+        """Return whether a side may be compared at a point."""
+        if self.wrong is None:
+            return False
+        is_kernel = side.attention is not None and side.backend in ("triton", "auto")
+        return not (self.wrong and is_kernel) or side_family(side, config) not in self.wrong
+
+
+def parity(
+    config: KernelsConfig, root: Path, jobs: int = 1, store: RowStore[dict[str, Any]] | None = None
+) -> Checked:
+    """Compare errors of kernels, or run the parity tests of the config, and return the result.
+
+    Comparisons that are stored are not made again.
+    """
+    if config.parity is not None:
+        tasks = [
+            task
+            for dtype, head_dims in config.parity.head_dims.items()
+            for task in parity_tasks(
+                config.parity.cases, [getattr(torch, dtype)], head_dims, config.device
+            )
+        ]
+        kept = {row["label"]: row for row in (store.rows if store else [])}
+        missing = [task for task in tasks if task.label not in kept]
+        for result in compare_all(missing, jobs):
+            row = {**asdict(result), "passed": result.passed}
+            kept[result.label] = row
+            if store is not None:
+                store.add(row)
+        return checked([kept[task.label] for task in tasks])
     if not config.parity_tests:
-        return False, "the file names no parity tests"
-    missing = [t for t in config.parity_tests if not (root / t.split("::")[0]).exists()]
-    if missing:
-        return False, f"parity tests not found: {', '.join(missing)}"
+        return Checked(False, "the file names no parity tests", None)
+    missing_files = [t for t in config.parity_tests if not (root / t.split("::")[0]).exists()]
+    if missing_files:
+        return Checked(False, f"parity tests not found: {', '.join(missing_files)}", None)
     command = [sys.executable, "-m", "pytest", "-x", "-m", "not slow", *config.parity_tests]
     done = capture(command, cwd=root)
     lines = [line for line in done.stdout.splitlines() if line.strip()]
-    return done.returncode == 0, lines[-1] if lines else f"pytest exit status {done.returncode}"
+    summary = lines[-1] if lines else f"pytest exit status {done.returncode}"
+    passed = done.returncode == 0
+    return Checked(passed, summary, frozenset() if passed else None)
+
+
+def checked(rows: Sequence[Mapping[str, Any]]) -> Checked:
+    """Return the result of stored comparisons of kernels."""
+    wrong = [row for row in rows if not row["passed"]]
+    said = f"{len(rows) - len(wrong)} of {len(rows)} cases within {BUDGET:g} times the error of "
+    said += "eager code" + "".join(
+        f"; {row['label']}: {row['problem'] or 'larger errors'}" for row in wrong
+    )
+    shown = [ParityRow(**tensor).shown(row["head_dim"]) for row in rows for tensor in row["rows"]]
+    return Checked(not wrong, said, frozenset(row["family"] for row in wrong), shown)
 
 
 def measure(config: KernelsConfig) -> tuple[dict[str, SideResult], dict[str, str]]:
@@ -95,24 +156,21 @@ def measure(config: KernelsConfig) -> tuple[dict[str, SideResult], dict[str, str
     failed: dict[str, str] = {}
     notes: dict[str, str] = {}
     for name, side in config.sides.items():
-        drawn: list[int] = []
         try:
-            function = side_function(side, config, drawn)
+            function = side_function(side, config)
             function()
             memory[name] = peak_bytes(function, device)
             runs_library = device.type == "cpu" and side.backend in ("native", "auto")
             flops[name] = None if runs_library else _flops(function)  # C code is not counted
-            if drawn and device.type == "cuda":
-                # A graph would repeat one draw, since its numbers are arguments of its kernels.
-                notes[name] = "eager only: draws dropout or noise"
-            else:
-                replays[name] = captured(function, device)
+            replays[name] = captured(function, device)
         except UnsupportedError as error:
             notes[name] = f"eager only: {error}"
         except torch.OutOfMemoryError:
             failed[name] = "out of memory"
             continue
-        except RuntimeError as error:  # a backend that does not support these sizes
+        except ConfigError:
+            raise
+        except Exception as error:  # sizes that a backend does not support; compilers raise any
             reason = str(error).partition("\n")[0]
             if lost_gpu(error):
                 raise RuntimeError(f"{name}: {reason}") from error
@@ -163,11 +221,19 @@ def product_ceiling(device: torch.device, dtype: torch.dtype) -> float:
         return 2 * size**3 / min(time_once(function, device) for _ in range(10))
 
 
-def run_kernels(config: KernelsConfig, root: Path, folder: Path | None = None) -> tuple[Page, bool]:
-    """Run the parity tests and the measurements; return the report and whether all bounds hold.
+def run_kernels(
+    config: KernelsConfig, root: Path, folder: Path | None = None, jobs: int | None = None
+) -> tuple[Page, bool]:
+    """Check the kernels and measure; return the report and whether all bounds hold.
 
-    If a test fails, the report has times but no ratios. Points are stored in `folder`, if given,
-    and not measured again.
+    Kernels that fail are timed, but not compared. Results are stored in `folder`, if given, and
+    not measured again.
+
+    Args:
+        config: the file.
+        root: folder to which paths in the config are relative.
+        folder: report folder.
+        jobs: processes that compile and compare at the same time; None means `default_jobs`.
 
     Raises:
         ConfigError: the device is not available, or a side cannot be built.
@@ -175,29 +241,44 @@ def run_kernels(config: KernelsConfig, root: Path, folder: Path | None = None) -
     gone = missing_device(config.device)
     if gone is not None:
         raise ConfigError(gone)
-    green, summary = parity(config, root)
+    jobs = jobs or default_jobs(config.device)
+    compared = None if folder is None else open_store(config, folder, "parity.jsonl", "label")
+    result = parity(config, root, jobs, compared)
+    print(f"parity: {result.summary}", flush=True)
+    store = None if folder is None else open_store(config, folder, "points.jsonl", "place")
+    if jobs > 1 and config.device == "cuda":
+        done = {row["place"] for row in (store.rows if store else [])}
+        for problem in compile_ahead(
+            [point for point in points(config) if place_name(point) not in done], jobs
+        ):
+            print(f"not compiled: {problem}", flush=True)
     ceiling = product_ceiling(torch.device(config.device), getattr(torch, config.dtype))
-    store = None if folder is None else open_store(config, folder, green)
-    rows = [row for point in points(config) for row in point_rows(point, ceiling, green, store)]
-    passed = green and not any(row.get("holds") is False for row in rows)
-    tests = f"{'passed' if green else 'FAILED'}: {summary}"
-    return speed_report(config, rows, ceiling, tests, device_name(config.device)), passed
+    rows = [row for point in points(config) for row in point_rows(point, ceiling, result, store)]
+    passed = result.passed and not any(row.get("holds") is False for row in rows)
+    tests = f"{'passed' if result.passed else 'FAILED'}: {result.summary}"
+    page = speed_report(config, rows, ceiling, tests, device_name(config.device))
+    if result.rows:
+        page = replace(page, tables={**page.tables, "parity": as_csv(pd.DataFrame(result.rows))})
+    return page, passed
 
 
 # Keys that identify a point of a file.
 _POINT = {"dtype", "head_dim", "seq_len", "batch_size", "is_causal", "mode", "scope", "num_threads"}
 
 
-def open_store(config: KernelsConfig, folder: Path, green: bool) -> RowStore[dict[str, Any]]:
-    """Open the measured points of a folder; points of other sides or other code are dropped."""
+def open_store(
+    config: KernelsConfig, folder: Path, name: str, key: str
+) -> RowStore[dict[str, Any]]:
+    """Open a file of results; those of other sides, another device or other code are dropped."""
     folder.mkdir(parents=True, exist_ok=True)
-    given = config.model_dump(exclude={"grid", "parity_tests", "figure", *_POINT})
-    settings = {**given, "green": green, "revision": git_revision(), "versions": versions()}
-    return RowStore(folder / "points.jsonl", dict[str, Any], ("place",), settings=settings)
+    given = config.model_dump(exclude={"grid", "parity_tests", "parity", "figure", *_POINT})
+    machine = {"device": device_name(config.device), "versions": versions()}
+    settings = {**given, **machine, "revision": git_revision()}
+    return RowStore(folder / name, dict[str, Any], (key,), settings=settings)
 
 
 def point_rows(
-    config: KernelsConfig, ceiling: float, green: bool, store: RowStore[dict[str, Any]] | None
+    config: KernelsConfig, ceiling: float, result: Checked, store: RowStore[dict[str, Any]] | None
 ) -> list[dict[str, Any]]:
     """Return the stored rows of a point, or `measured_rows` with the threads of the point."""
     place = place_name(config)
@@ -207,7 +288,8 @@ def point_rows(
     threads = torch.get_num_threads()
     torch.set_num_threads(config.num_threads or threads)
     try:
-        rows = measured_rows(config, ceiling, green)
+        print(f"measuring {place}", flush=True)
+        rows = measured_rows(config, ceiling, result)
     finally:
         torch.set_num_threads(threads)
     if store is not None:
@@ -229,20 +311,20 @@ def place_name(config: KernelsConfig) -> str:
     return f"{sizes}, {config.dtype}, {passes}{causal}{threads}"
 
 
-def measured_rows(config: KernelsConfig, ceiling: float, green: bool) -> list[dict[str, Any]]:
-    """Measure one point; return a row per side, and per comparison if the parity tests passed."""
+def measured_rows(config: KernelsConfig, ceiling: float, result: Checked) -> list[dict[str, Any]]:
+    """Measure one point; return a row per side, and per comparison of sides that may be trusted."""
     results, failed = measure(config)
     place = {"place": place_name(config)}
     rows: list[dict[str, Any]] = [
-        {**place, "side": name, **_side_row(result, ceiling)} for name, result in results.items()
+        {**place, "side": name, **_side_row(one, ceiling)} for name, one in results.items()
     ]
     rows += [{**place, "side": name, "failed": reason} for name, reason in failed.items()]
-    if green:
-        rows += [
-            {**place, "comparison": c.name, **_compare(c, config, results)}
-            for c in config.comparisons
-            if c.side in results and c.against in results
-        ]
+    trusted = {name for name in results if result.trusts(config.sides[name], config)}
+    rows += [
+        {**place, "comparison": c.name, **_compare(c, config, results)}
+        for c in config.comparisons
+        if c.side in trusted and c.against in trusted
+    ]
     return rows
 
 
@@ -279,6 +361,7 @@ def _compare(
     memory = side.peak_memory_bytes / against.peak_memory_bytes
     tflops = None if side.graph is None else (side.flops_per_s or 0.0) / 1e12
     timed = by_graph or config.device == "cpu"
+    is_predicted = config.mode == "train" and not config.is_causal
     verdicts = []
     for bounds in comparison.bounds(config):
         verdicts += [
@@ -292,6 +375,7 @@ def _compare(
         **spread("time_ratio", rounds),
         "memory_ratio": memory,
         "timed": "graph" if by_graph else "eager",
+        "predicted": comparison.predicted.get(config.head_dim, "") if is_predicted else "",
         "required": ", ".join(text for text, _ in asked),
         "holds": all(holds for _, holds in asked) if asked else None,
     }
@@ -360,7 +444,8 @@ def speed_report(
         lines.append("")
         lines += [f"{row['side']} did not run: {row['failed']}" for row in here if "failed" in row]
         lines.append("")
-        compared = [_ratio_line(row) for row in here if "comparison" in row]
+        any_predicted = any(row.get("predicted") for row in rows)
+        compared = [_ratio_line(row, any_predicted) for row in here if "comparison" in row]
         if compared:
             lines += markdown_lines(pd.DataFrame(compared))
         elif config.comparisons and not tests.startswith("passed"):
@@ -420,13 +505,14 @@ def _side_line(row: Mapping[str, Any]) -> dict[str, object]:
     }
 
 
-def _ratio_line(row: Mapping[str, Any]) -> dict[str, object]:
+def _ratio_line(row: Mapping[str, Any], any_predicted: bool) -> dict[str, object]:
     verdict = {True: "yes", False: "NO", None: "–"}[row["holds"]]
     return {
         "comparison": row["comparison"],
         "time ratio": f"{row['time_ratio']:.3f} ({row['time_ratio_p20']:.3f} – "
         f"{row['time_ratio_p80']:.3f})",
         "timed": row["timed"],
+        **({"predicted": row["predicted"] or "–"} if any_predicted else {}),
         "memory ratio": f"{row['memory_ratio']:.4f}",
         "required": row["required"] or "–",
         "holds": verdict,

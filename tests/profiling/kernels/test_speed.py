@@ -18,8 +18,9 @@ from lit_probattn.measure.timing import (
     time_sides,
 )
 from profiling.kernels import figure, speed
-from profiling.kernels.config import KernelsConfig, Side, load_kernels, narrowed, points
+from profiling.kernels.config import KernelsConfig, load_kernels, narrowed, points
 from profiling.kernels.speed import (
+    Checked,
     SideResult,
     _compare,
     _side_row,
@@ -65,7 +66,8 @@ def parity_file(folder, passes):
 @pytest.fixture
 def parity_passes(monkeypatch):
     """Spare the process that runs the parity tests, where something else is asked."""
-    monkeypatch.setattr("profiling.kernels.speed.parity", lambda config, root: (True, "1 passed"))
+    passed = Checked(True, "1 passed")
+    monkeypatch.setattr("profiling.kernels.speed.parity", lambda *given: passed)
 
 
 def test_green_tests_give_ratios_and_verdicts(tmp_path):
@@ -188,25 +190,7 @@ def test_sides_run_where_they_are_asked_to():
     assert [c.name for c in first.comparisons] == ["b"]
     assert [*second.sides] == ["fused", "plain", "torch"]
     assert (second.dtype, second.batch_size, second.grid) == ("float64", 4, None)
-    assert measured_rows(first, 1e12, True)[0]["place"] == place_name(first)
-
-
-def test_draws_of_dropout_and_noise_are_noticed():
-    """A graph would repeat one draw."""
-    fish = "lit_probattn.attention.FiSHAttention"
-    noisy = {"class_path": fish, "init_args": {"num_heads": 4, "num_global_heads": 2}}
-    dropping = {"class_path": MGK, "init_args": {"num_heads": 2, "dropout": 0.1}}
-    plain = config([]).sides["plain"]
-    for entry in (noisy, dropping):
-        side = Side.model_validate({"attention": entry})
-        drawn: list[int] = []
-        side_function(side, config([]), drawn)()
-        assert drawn
-        drawn = []
-        side_function(side, config([], mode="eval"), drawn)()
-        assert not drawn
-    side_function(plain, config([]), drawn)()
-    assert not drawn
+    assert measured_rows(first, 1e12, Checked(True, ""))[0]["place"] == place_name(first)
 
 
 def test_without_a_gpu_there_is_no_graph():
@@ -226,10 +210,10 @@ def test_a_side_that_cannot_run_leaves_the_others_and_a_lost_gpu_ends_the_point(
     """After such an error every later side would fail, too, and be kept as measured."""
 
     def failing(text):
-        def make(side, point, drawn=None):
+        def make(side, point):
             if side.attention is not None and side.backend == "reference":
                 raise RuntimeError(text)
-            return side_function(side, point, drawn)
+            return side_function(side, point)
 
         return make
 
@@ -256,22 +240,21 @@ def test_a_replay_computes_what_the_call_does():
     assert torch.equal(total, before + 1)
 
 
-def test_the_gates_of_the_kernels_are_in_the_files():
+def test_the_gates_of_the_kernels_are_in_the_file():
     found = {}
-    for name in ("kernels_cuda", "kernels_fish_cuda"):
-        for comparison in load_kernels(ROOT / f"configs/profiling/{name}.yaml").comparisons:
-            for gate in comparison.gates:
-                asked = gate.min_tflops or gate.max_time_ratio
-                found.setdefault(comparison.name, []).append((gate.head_dim, gate.mode, asked))
+    for comparison in load_kernels(ROOT / "configs/profiling/kernels_cuda.yaml").comparisons:
+        for gate in comparison.gates:
+            asked = gate.min_tflops or gate.max_time_ratio
+            found.setdefault(comparison.name, []).append((gate.head_dim, gate.mode, asked))
     assert found == {
-        "MGK / softmax, both materialising (the paper's claim: 0.78)": [(None, "train", 0.86)],
-        "MGK soft / own softmax (count: 0.79)": [(64, "train", 0.92), (128, "train", 0.88)],
-        "MGK hard / own softmax (count: 0.79)": [(64, "train", 0.78), (128, "train", 0.80)],
-        "sMGK / own softmax (count: 0.5)": [(64, "train", 0.78), (128, "train", 0.70)],
-        "MGK soft / PyTorch's flash softmax": [(64, "eval", 0.80)],
-        "MGK soft / materialised softmax": [(64, "train", 0.35), (128, "train", 0.55)],
-        "own softmax / PyTorch's flash": [(64, "eval", 350), (128, "eval", 380)],
-        "Hard FiSH 2 of 8 / own softmax": [(64, "train", 0.95)],
+        "MGK / softmax, both with stored maps (the paper: 0.78)": [(None, "train", 0.86)],
+        "MGK / softmax": [(64, "train", 0.92), (128, "train", 0.88)],
+        "MGK hard / softmax": [(64, "train", 0.78), (128, "train", 0.80)],
+        "sMGK / softmax": [(64, "train", 0.78), (128, "train", 0.70)],
+        "MGK / flash": [(64, "eval", 0.80)],
+        "MGK / softmax with stored maps": [(64, "train", 0.35), (128, "train", 0.55)],
+        "softmax / flash": [(64, "eval", 350), (128, "eval", 380)],
+        "Hard FiSH 2 of 8 / softmax": [(64, "train", 0.95)],
     }
 
 
