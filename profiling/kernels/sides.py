@@ -73,7 +73,7 @@ def side_function(side: Side, config: KernelsConfig) -> Callable[[], list[Tensor
         layer = _layer(side, config).to(device=device, dtype=dtype).train(train)
         prepare_own = _own_layer if config.scope == "layer" else _own_heads
         made = prepare_own(layer, side, config, make, rng)
-    with torch.no_grad():
+    with torch.set_grad_enabled(train):  # as in `run`, so that a compiler has one graph
         grad_out = make(*made.forward().shape)
 
     def run() -> list[Tensor]:

@@ -161,7 +161,8 @@ def measure(config: KernelsConfig) -> tuple[dict[str, SideResult], dict[str, str
             function()
             memory[name] = peak_bytes(function, device)
             runs_library = device.type == "cpu" and side.backend in ("native", "auto")
-            flops[name] = None if runs_library else _flops(function)  # C code is not counted
+            uncounted = runs_library or side.backend == "flex"  # compiled code
+            flops[name] = None if uncounted else _flops(function)
             replays[name] = captured(function, device)
         except UnsupportedError as error:
             notes[name] = f"eager only: {error}"
