@@ -4,7 +4,7 @@
 # finished is not repeated, what failed is tried again. It needs no network.
 #
 #   bash profiling/cuda.sh                  everything but `papers`, which takes weeks
-#   bash profiling/cuda.sh parity speed     these parts, in this order
+#   bash profiling/cuda.sh kernels models   these parts, in this order
 # PYTHON   interpreter (default .venv/bin/python, else python3)
 # OUT      folder of the reports (default reports/cuda); rows of sweeps are in runs/profiling, trainings in runs
 # MINUTES  upper limit of every command, below its own
@@ -14,7 +14,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
 OUT=${OUT:-reports/cuda}
-PARTS=(parity speed models tests table7 sweeps tuning tables)
+PARTS=(kernels tests table7 models sweeps tuning tables)
 FAILED=()
 export PYTHONUNBUFFERED=1 TRITON_DEFAULT_FP_FUSION=1
 
@@ -34,10 +34,7 @@ trained() { run 1440 lit_probattn.reproduce "$@" ${DATA:+--data_dir "$DATA"} --a
 sweep() { run 30 profiling sweep --config "$1"; run 5 profiling report --config "$1" --out "$OUT/$1"; }
 part() {
     case $1 in
-    parity) for family in softmax mgk gaussian fish linear,mlk; do
-        once "parity_$family" 20 profiling kernels --parity --device cuda --cases "$family" --out "$OUT/parity_$family"
-    done ;;
-    speed) for name in kernels_cuda kernels_fish_cuda kernels_memory_cuda; do kernels 20 $name; done ;;
+    kernels) kernels 20 kernels_cuda ;;
     models) for name in lm_cuda lm_fish_cuda; do sweep $name; done ;;
     tests) once tests 20 pytest -q -m "not slow" tests/kernels
         once train 20 profiling kernels --train-steps 200 --device cuda --out "$OUT/train" ;;

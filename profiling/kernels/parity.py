@@ -92,9 +92,14 @@ class ParityTask:
     shapes: tuple[tuple[int, int], ...]
 
     @property
+    def dtype_name(self) -> str:
+        """Name of the dtype."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
     def label(self) -> str:
         """Case, dtype and head size."""
-        return f"{self.case.name}, {str(self.dtype).removeprefix('torch.')}, {self.head_dim}"
+        return f"{self.case.name}, {self.dtype_name}, {self.head_dim}"
 
 
 @dataclass(frozen=True)
@@ -103,12 +108,14 @@ class Compared:
 
     Args:
         family: folder and name of its kernels.
+        dtype: name of its dtype.
         rows: one per tensor; empty if the kernels or their self-test failed.
         problem: why they failed, or an empty string.
     """
 
     label: str
     family: str
+    dtype: str
     head_dim: int
     rows: list[ParityRow]
     problem: str = ""
@@ -124,7 +131,7 @@ def compare(task: ParityTask) -> Compared:
     layer = make_layer(task.case, task.head_dim, torch.device("cpu"))
     family = kernel_family(layer)
     sizes = (task.head_dim, layer.value_head_dim)
-    done = partial(Compared, task.label, family, task.head_dim)
+    done = partial(Compared, task.label, family, task.dtype_name, task.head_dim)
     problem = failure(family, task.dtype, sizes) if task.device == "cuda" else None
     if problem is not None:
         return done([], problem)
@@ -142,9 +149,8 @@ def compare_all(tasks: Sequence[ParityTask], jobs: int) -> list[Compared]:
         task = outcome.task
         if outcome.problem:
             layer = make_layer(task.case, task.head_dim, torch.device("cpu"))
-            found[task.label] = Compared(
-                task.label, kernel_family(layer), task.head_dim, [], outcome.problem
-            )
+            where = kernel_family(layer), task.dtype_name, task.head_dim
+            found[task.label] = Compared(task.label, *where, rows=[], problem=outcome.problem)
         else:
             found[task.label] = outcome.result
         print(f"parity: {task.label}: {found[task.label].problem or 'compared'}", flush=True)

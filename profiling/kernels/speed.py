@@ -80,13 +80,13 @@ class Checked:
     Args:
         passed: whether everything agreed.
         summary: result in one line.
-        wrong: families of kernels that failed, whose sides are not compared; None means all sides.
+        wrong: families and dtypes that failed, whose sides are not compared; None means all sides.
         rows: errors per tensor.
     """
 
     passed: bool
     summary: str
-    wrong: frozenset[str] | None = frozenset()
+    wrong: frozenset[tuple[str, str]] | None = frozenset()
     rows: Sequence[Mapping[str, Any]] = ()
 
     def trusts(self, side: Side, config: KernelsConfig) -> bool:
@@ -94,7 +94,9 @@ class Checked:
         if self.wrong is None:
             return False
         is_kernel = side.attention is not None and side.backend in ("triton", "auto")
-        return not (self.wrong and is_kernel) or side_family(side, config) not in self.wrong
+        if not (self.wrong and is_kernel):
+            return True
+        return (side_family(side, config), config.dtype) not in self.wrong
 
 
 def parity(
@@ -141,7 +143,8 @@ def checked(rows: Sequence[Mapping[str, Any]]) -> Checked:
         f"; {row['label']}: {row['problem'] or 'larger errors'}" for row in wrong
     )
     shown = [ParityRow(**tensor).shown(row["head_dim"]) for row in rows for tensor in row["rows"]]
-    return Checked(not wrong, said, frozenset(row["family"] for row in wrong), shown)
+    families = frozenset((row["family"], row["dtype"]) for row in wrong)
+    return Checked(not wrong, said, families, shown)
 
 
 def measure(config: KernelsConfig) -> tuple[dict[str, SideResult], dict[str, str]]:

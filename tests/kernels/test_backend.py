@@ -223,6 +223,26 @@ def test_self_tests_pass_here_and_see_a_wrong_kernel(family, monkeypatch):
     assert "relative error" in selftest.run(family, DEVICE, torch.float32, (8, 8))
 
 
+def test_rounding_selects_no_other_component_in_the_hard_self_test():
+    """Kernels round keys after a translation: near a tie, the gradient would go elsewhere."""
+    from lit_probattn.kernels.dense.selftest import without_ties
+
+    drawn = (selftest.random_tensor(2, 4, 149, 64, seed=10, device=DEVICE, dtype=torch.bfloat16),
+             selftest.random_tensor(2, 4, 2, 167, 64, seed=11, device=DEVICE, dtype=torch.bfloat16))  # fmt: skip
+    found = {}
+    for name, (query, key) in {"drawn": drawn, "separated": without_ties(*drawn)}.items():
+        centre = key[:, :, 0].double().mean(2, keepdim=True)
+        moved = [x.double() - c for x, c in ((query, centre), (key, centre[:, :, None]))]
+        chosen = [
+            torch.cdist(q[:, :, None], k).argmin(2)
+            for q, k in (moved, [x.bfloat16().double() for x in moved])
+        ]
+        found[name] = int((chosen[0] != chosen[1]).sum())
+        assert 0.4 < chosen[0].double().mean() < 0.6
+    assert found["drawn"] > 0
+    assert found["separated"] == 0
+
+
 WITHOUT = {
     "the mask of keys": lambda x: x._replace(key_mask=None),
     "the mask of pairs": lambda x: x._replace(pair_mask=None),

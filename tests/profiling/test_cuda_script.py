@@ -71,13 +71,13 @@ def test_every_command_exists_and_has_a_time_limit(script, capsys):
 
 
 def test_what_failed_is_named_and_tried_again_and_what_passed_is_not(script):
-    status, errors, first = script("parity", fails="*--cases?mgk*")
-    assert (status, len(first)) == (1, 5)
-    assert re.fullmatch(r"not finished: profiling kernels --parity .*mgk\n", errors)
-    status, _, second = script("parity")
+    status, errors, first = script("tests", fails="*--train-steps*")
+    assert (status, len(first)) == (1, 2)
+    assert re.fullmatch(r"not finished: profiling kernels --train-steps .*\n", errors)
+    status, _, second = script("tests")
     assert status == 0
-    assert second == [call for call in first if "--cases mgk" in call[1]]
-    assert script("parity")[2] == []
+    assert second == [call for call in first if "--train-steps" in call[1]]
+    assert script("tests")[2] == []
 
 
 def test_limits_and_parts_are_chosen(script):

@@ -183,6 +183,21 @@ def plain_points(
     return (pairs.softmax(-1) if selected is None else selected.weights(pairs)) @ value
 
 
+def without_ties(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Return queries, and keys of two components, whose scores differ in every pair.
+
+    Between scores that are equal up to rounding, rounding selects the component that gets the whole
+    gradient. Here the components differ only in the sign of one coordinate of at least 2, as it is
+    in queries: their scores differ by 8 τ or more.
+    """
+    query, key = query.clone(), key.clone()
+    for x in (query, key):
+        x[..., 0] = torch.where(x[..., 0] < 0, x[..., 0] - 2, x[..., 0] + 2)
+    key[:, :, 1] = key[:, :, 0]
+    key[:, :, 1, :, 0] *= -1
+    return query, key
+
+
 def compare_points(
     form: _Form,
     selection: Literal["causal", "masked", "all"],
@@ -212,6 +227,9 @@ def compare_points(
     inputs[3] = torch.full_like(inputs[3], head_dim**-0.5)
     if not form.equal:
         inputs[3] = inputs[3] * (torch.arange(form.components, device=device) + 1.0)
+    if form.hard:
+        inputs[:2] = without_ties(*inputs[:2])
+        inputs[4] = inputs[4] / 16
     is_shifted = form.products < form.components
     wanted = [0, 1, 2, 4] + ([] if form.equal else [3]) + ([5] if is_shifted else [])
     leaves = [x.detach().requires_grad_() for x in inputs]
