@@ -227,8 +227,11 @@ def test_rounding_selects_no_other_component_in_the_hard_self_test():
     """Kernels round keys after a translation: near a tie, the gradient would go elsewhere."""
     from lit_probattn.kernels.dense.selftest import without_ties
 
-    drawn = (selftest.random_tensor(2, 4, 149, 64, seed=10, device=DEVICE, dtype=torch.bfloat16),
-             selftest.random_tensor(2, 4, 2, 167, 64, seed=11, device=DEVICE, dtype=torch.bfloat16))  # fmt: skip
+    like = {"device": DEVICE, "dtype": torch.bfloat16}
+    drawn = (
+        selftest.random_tensor(2, 4, 149, 64, seed=10, **like),
+        selftest.random_tensor(2, 4, 2, 167, 64, seed=11, **like),
+    )
     found = {}
     for name, (query, key) in {"drawn": drawn, "separated": without_ties(*drawn)}.items():
         centre = key[:, :, 0].double().mean(2, keepdim=True)
