@@ -65,6 +65,7 @@ class Side(Strict):
         head_dims: head sizes at which it runs.
         dtypes: dtypes in which it runs.
         modes: modes in which it runs.
+        sdpa: the implementation that PyTorch's attention uses on backend `sdpa`.
     """
 
     attention: AttentionEntry | None = None
@@ -76,6 +77,7 @@ class Side(Strict):
     head_dims: list[int] | None = None
     dtypes: list[Dtype] | None = None
     modes: list[Mode] | None = None
+    sdpa: SdpaBackend = "any"
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Side:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,14 @@ from lit_probattn.configs import build_attention
 from lit_probattn.randomness import AttentionDropout, RandomKey
 from profiling.kernels.bound import Work, softmax_work, visible_pairs, work
 from profiling.kernels.cases import draw_heads
-from profiling.kernels.config import LAYER_HEADS, KernelsConfig, Side, TorchLayer, TorchSdpa
+from profiling.kernels.config import (
+    LAYER_HEADS,
+    KernelsConfig,
+    SdpaBackend,
+    Side,
+    TorchLayer,
+    TorchSdpa,
+)
 from profiling.kernels.parity import kernel_family, run_heads
 from profiling.kernels.products import linear_products
 
@@ -117,9 +125,14 @@ def _torch_heads(sdpa: TorchSdpa, config: KernelsConfig, make: Make) -> _Prepare
 
 
 def _sdpa(sdpa: TorchSdpa, query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> Tensor:
-    chosen = _SDPA.get(sdpa.backend)
-    with nullcontext() if chosen is None else sdpa_kernel([chosen]):
+    with _only(sdpa.backend):
         return F.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
+
+
+def _only(backend: SdpaBackend) -> AbstractContextManager[Any]:
+    """Let PyTorch's attention use one implementation."""
+    chosen = _SDPA.get(backend)
+    return nullcontext() if chosen is None else sdpa_kernel([chosen])
 
 
 def heads_call(layer: Attention, config: KernelsConfig, make: Make, rng: RandomKey) -> HeadCall:
@@ -141,7 +154,12 @@ def _own_heads(
     call = heads_call(layer, config, make, rng)
     chosen = layer.core.pick(call) if side.backend == "auto" else side.backend
     leaves = [call.query, call.key, call.value, *layer.core.parameters()]
-    return _Prepared(partial(run_heads, layer, chosen, call), leaves)
+
+    def forward() -> Tensor:
+        with _only(side.sdpa):
+            return run_heads(layer, chosen, call)
+
+    return _Prepared(forward, leaves)
 
 
 # ---- layers --------------------------------------------------------------------------------------
