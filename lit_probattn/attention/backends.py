@@ -64,7 +64,9 @@ def engines_of(variant: Variant | type[Variant]) -> Mapping[str, Engine]:
 
 
 # `auto` selects the first from the left that the variant has and that supports the call.
-# `name>n` requires n or more queries and keys. `store` is the reference, up to STORE_UP_TO scores.
+# `name>n` requires n or more queries and keys, and on CUDA what was measured there: no mask but a
+# causal one, and at most FUSED_UP_TO entries of all maps. `store` is the reference, up to
+# STORE_UP_TO scores.
 #
 # CPU, forward and backward of a layer, one thread, head sizes 8 to 64, N from 128 to 1024: the C
 # library took 0.5 to 0.9 of the time of PyTorch's fused attention for soft MGK from 128 tokens, in
@@ -79,9 +81,13 @@ def engines_of(variant: Variant | type[Variant]) -> Mapping[str, Engine]:
 # layers and for powers 0.6 to 1.02 from 96 to 256 tokens, 0.14 to 0.19 at 1024. Maps of windows
 # need memory linear in the image size, so blocks are not needed, and the position bias needs a
 # gradient in training.
-# CUDA: not measured. Kernels come first: by count of products and exponentials they beat the
-# reductions (kernels/README.md); softmax prefers PyTorch's fused attention if that supports the
-# call. The reference is last also for short calls, because of its memory.
+# CUDA, on an H200 in bfloat16, heads of 64 and 128, N = 1024, 4096 and 16384
+# (reports/kernels_h200_202611): PyTorch's softmax attention (cuDNN) took 0.57 to 0.83 of the time
+# of the kernel. In forward and backward, the kernels of MGK and sMGK took 0.16 to 0.84 of the time
+# of the reduction to K·N keys, those of linear attention, MLK and linear FiSH 0.13 to 0.45 of
+# blocks. Hard FiSH with 2 global heads took 0.68 and 0.74 of the time of concatenated heads at
+# N = 1024, and 1.17 to 1.74 from 4096 on, with a quarter to a third of the memory. The reference is
+# last also for short calls, because of its memory.
 AUTO: dict[str, tuple[str, str, str]] = {
     # kind:    CPU without dropout, CPU with dropout, CUDA
     "softmax": (
@@ -102,7 +108,7 @@ AUTO: dict[str, tuple[str, str, str]] = {
     "maps": (
         "native>96 store blockwise sdpa reference",
         "native>96 store blockwise reference",
-        "triton sdpa blockwise reference",
+        "sdpa>2048 triton sdpa blockwise reference",
     ),
     "window": (
         "reference sdpa blockwise",
@@ -116,6 +122,8 @@ COUNTED = "sdpa blockwise reference"
 # Up to this many scores nothing is recomputed, in eager mode and in a recorded graph, where every
 # block is a copy of its operations.
 STORE_UP_TO, TRACE_UP_TO = 1 << 22, 1 << 26
+# Largest head of FlashAttention and cuDNN.
+FUSED_UP_TO = 256
 
 _choices: dict[str, str] = {}
 
@@ -189,7 +197,7 @@ def _automatic(variant: Variant, call: HeadCall, row: tuple[str, str, str]) -> s
         stores = name == "store"
         if stores:
             name = "reference"
-        if name not in engines or (least and _is_shorter(call, int(least))):
+        if name not in engines or (least and not _pays_off(variant, call, int(least))):
             continue
         reason = reason_against(engines[name], call, variant)
         if reason is not None:
@@ -204,6 +212,11 @@ def _automatic(variant: Variant, call: HeadCall, row: tuple[str, str, str]) -> s
     raise NotImplementedError(f"{variant.name}: no backend supports this call: {told}")
 
 
-def _is_shorter(call: HeadCall, least: int) -> bool:
-    """Whether a call has fewer queries or keys; False if their number is dynamic."""
-    return not call.is_dynamic and min(call.query.shape[2], call.num_keys) < least
+def _pays_off(variant: Variant, call: HeadCall, least: int) -> bool:
+    """Whether a call is like the measured ones; a dynamic number of positions is long."""
+    if not call.is_dynamic and min(call.query.shape[2], call.num_keys) < least:
+        return False
+    masks = call.masks
+    plain = masks.key_mask is None and masks.attn_mask is None and masks.bias is None
+    entries = variant.sizes(call).get("entries of all global maps", 0)
+    return call.device == "cpu" or (plain and entries <= FUSED_UP_TO)

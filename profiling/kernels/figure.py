@@ -42,7 +42,11 @@ def time_figure(config: KernelsConfig, rows: Sequence[Mapping[str, Any]]) -> Rep
         f"{CHEAPER}. Marks: {', '.join(marks)}. Error bars: 20 % and 80 % quantiles of the ratio "
         "over rounds, in which all implementations alternate."
     )
-    claim = _claim(config, found, shown, marks[0], next(iter(words)))
+    first = {row[marks[0]] for row in config.figure.values() if marks[0] in row}
+    bases = dict.fromkeys(
+        side_words(config, one.against) for one in config.comparisons if one.name in first
+    )
+    claim = _claim(config, found, shown, marks[0], " or ".join(bases))
     return ReportFigure(claim, caption, partial(_draw, config, found, shown, marks))
 
 
@@ -50,7 +54,9 @@ def side_words(config: KernelsConfig, name: str) -> str:
     """Return the label of a side, such as `PyTorch's softmax attention, 8 heads`."""
     side = config.sides[name]
     if side.torch_sdpa is not None:
-        return f"PyTorch's softmax attention, {side.torch_sdpa.num_heads} heads"
+        chosen = side.torch_sdpa.backend
+        told = "PyTorch's softmax attention" + ("" if chosen == "any" else f" by {chosen}")
+        return f"{told}, {side.torch_sdpa.num_heads} heads"
     entry = side.attention
     if entry is None:
         return name

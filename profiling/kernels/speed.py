@@ -409,7 +409,6 @@ def speed_report(
         hardware: the device and its processor.
     """
     missed = [row for row in rows if row.get("holds") is False]
-    dearer = [row for row in rows if row.get("time_ratio", 0.0) > 1.0 and row["timed"] == "graph"]
     facts = [
         f"Random data; {config.dtype} and attention without projections unless the heading differs",
         f"Implementations alternate, after {config.warmup} warm-up calls each; medians with 20 % "
@@ -430,7 +429,7 @@ def speed_report(
     if gates:
         facts.append(f"Bounds: {len(gates) - len(missed)} of {len(gates)} hold")
     facts += [f"MISSED: {row['comparison']} at {row['place']}: {_ratio(row)}" for row in missed]
-    facts += [f"Above 1: {row['comparison']} at {row['place']}: {_ratio(row)}" for row in dearer]
+    facts += _slower(rows)
     lines = [f"- {one_line(fact)}" for fact in facts]
     # The finding and the figure cover the points in the mode of the file.
     main = {place_name(point) for point in points(config) if point.mode == config.mode}
@@ -478,6 +477,22 @@ def finding(config: KernelsConfig, rows: Sequence[Mapping[str, Any]]) -> str:
         return ""
     places = counted(len({row["place"] for row in rows}), "point")
     return f"time relative to {' or '.join(sides)}, at {places}: {', '.join(told)}."
+
+
+def _slower(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a line per comparison with time ratios above 1, timed by graphs."""
+    timed = [row for row in rows if row.get("timed") == "graph"]
+    lines = []
+    for name in dict.fromkeys(row["comparison"] for row in timed):
+        mine = [row for row in timed if row["comparison"] == name]
+        above = [row for row in mine if row["time_ratio"] > 1]
+        if above:
+            worst = max(above, key=lambda row: row["time_ratio"])
+            lines.append(
+                f"Above 1: {name} at {len(above)} of {counted(len(mine), 'point')}, at most "
+                f"{worst['time_ratio']:.2f} at {worst['place']}"
+            )
+    return lines
 
 
 def _ratio(row: Mapping[str, Any]) -> str:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import itertools
 import sys
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from lit_probattn.attention import MGKAttention, ReleasedMGKAttention, SoftmaxAttention
+from lit_probattn.attention import (
+    FiSHAttention,
+    MGKAttention,
+    ReleasedMGKAttention,
+    SoftmaxAttention,
+)
 from lit_probattn.attention.call import outline
 from lit_probattn.kernels import runtime, selftest
 from lit_probattn.kernels.runtime import launch
@@ -189,6 +195,30 @@ def test_auto_leaves_plain_softmax_to_pytorch_and_takes_the_kernel_for_dropout(p
     assert choice(layer, "auto") == "triton"
     assert layer.core.pick(on_cuda(layer, dropout=False)) == "sdpa"
     assert choice(MGKAttention(C, 2, head_dim=E, e_step="hard"), "auto") == "triton"
+
+
+@pytest.mark.parametrize(
+    ("options", "outlined", "expected"),
+    [
+        ({}, {}, "sdpa"),
+        ({}, {"num_keys": 1024}, "triton"),
+        ({}, {"key_mask": True}, "triton"),
+        ({"num_global_heads": 4}, {}, "sdpa"),
+        ({"num_global_heads": 8}, {}, "triton"),
+        ({"noise": "global"}, {}, "triton"),
+    ],
+)
+@pytest.mark.usefixtures("pretend_gpu")
+def test_auto_concatenates_long_unmasked_heads_of_hard_fish(options, outlined, expected):
+    """As measured: to heads of 256 at most, from about 2048 keys on."""
+    options = {"num_global_heads": 2, "noise": "none", **options}
+    layer = FiSHAttention(64, 8, head_dim=64, dropout=0.0, **options)
+    keys = outlined.get("num_keys", 4096)
+    call = outline(layer.layout, 2, keys, keys, device="cuda", dtype=torch.bfloat16)
+    if "key_mask" in outlined:
+        real = torch.ones(2, keys, dtype=torch.bool, device="meta")
+        call = replace(call, masks=replace(call.masks, key_mask=real))
+    assert layer.core.pick(call) == expected
 
 
 @pytest.mark.parametrize("factor", [1.5, float("nan")])
