@@ -1,10 +1,10 @@
 """`python -m profiling kernels --model`: predicted cost of each kernel, from counted work.
 
-The first measurement (reports/kernels_h200_202611) took 1.3 to 2.3 times as long as predicted: see
-kernels/README.md. The model uses the recorded launches of a call, so it depends on the launch
-configurations. A kernel that loops over pairs has, per pair, products
-of two tiles in shared memory, products whose left tile is computed in registers, exponentials, and
-ordinary operations. One unit is one matrix product of a head, 2 E FLOP per pair:
+The first measurement (reports/kernels_h200_202611) gave ratios 1.04 to 2.0 times as large. The
+model uses the recorded launches of a call, so it depends on the launch configurations. A kernel
+that loops over pairs has, per pair, products of two tiles in shared memory, products whose left
+tile is computed in registers, exponentials, and ordinary operations. One unit is one matrix product
+of a head, 2 E FLOP per pair:
 
     4096 FLOP, 16 exponentials, 128 operations per clock and multiprocessor of Hopper:
     an exponential is 128 / E units, an operation 16 / E;
@@ -14,7 +14,6 @@ ordinary operations. One unit is one matrix product of a head, 2 E FLOP per pair
 
 Ordinary operations either overlap with the products or add to them; both times are given. Loads,
 synchronisation, causal edges and stalls of a single program per multiprocessor are not counted.
-Expect errors of at least 10 %.
 """
 
 from __future__ import annotations

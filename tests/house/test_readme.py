@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 
+import pandas as pd
 import pytest
 import yaml
 
@@ -131,6 +132,30 @@ def test_counts_of_the_table_of_gains_are_those_of_the_layers():
         shown = [float(cell) for cell in gains()[name][:2]]
         counted = [cost.num_parameters / baseline.num_parameters, cost.macs / baseline.macs]
         assert shown == [round(value, 2) for value in counted], name
+
+
+SIDES_ON_A_GPU = {
+    "softmax, 4 heads": "softmax4_triton",
+    "sMGK, 4 heads": "smgk4_triton",
+    "MGK, 4 heads": "mgk4_triton",
+    "MGK with hard E-step, 4 heads": "mgk4_hard_triton",
+    "Hard FiSH, 8 heads from 2 score maps": "hard_fish_2_of_8_triton",
+    "Hard GFiSH, 8 heads from 2 score maps": "hard_gfish_2_of_8_triton",
+    "FiSH (with noise), 8 heads from 2 score maps": "noisy_fish_2_of_8_triton",
+}
+
+
+def test_times_on_a_gpu_are_those_of_the_report():
+    rows = pd.read_csv(ROOT / "reports/kernels_h200_202611/rows.csv")
+    rows = rows[rows.place.str.endswith("forward + backward") & rows.side.notna()]
+    seconds = rows.pivot_table("graph_s", "place", "side")
+    for name, cells in gains().items():
+        shown = ["–", "–"]
+        if name in SIDES_ON_A_GPU:
+            mine = seconds[SIDES_ON_A_GPU[name]]
+            ratios = [mine / seconds[side] for side in ("softmax8_cudnn", "softmax8_triton")]
+            shown = [f"{ratio.min():.2f} – {ratio.max():.2f}" for ratio in ratios]
+        assert cells[4:] == shown, name
 
 
 def test_names_of_the_table_of_gains_are_the_presets():
