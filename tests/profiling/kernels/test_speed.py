@@ -17,13 +17,14 @@ from lit_probattn.measure.timing import (
     summarise,
     time_sides,
 )
-from profiling.kernels import figure, speed
-from profiling.kernels.config import KernelsConfig, load_kernels, narrowed, points
+from profiling.kernels import ahead, figure, speed
+from profiling.kernels.config import KernelsConfig, Side, load_kernels, narrowed, points
 from profiling.kernels.speed import (
     Checked,
     SideResult,
     _compare,
     _side_row,
+    checked,
     measure,
     measured_rows,
     place_name,
@@ -88,6 +89,46 @@ def test_red_tests_give_no_ratio(tmp_path, tests):
     assert "FAILED" in text
     assert "ratio |" not in text
     assert "No ratios" in text
+
+
+def test_a_family_that_failed_is_not_compared(monkeypatch):
+    """In its dtype; its blocks, other families and PyTorch are."""
+    entry = {"class_path": MGK, "init_args": {"num_heads": 2}}
+    kernel = Side.model_validate({"attention": entry, "backend": "triton"})
+    blocks = Side.model_validate({"attention": entry, "backend": "blockwise"})
+    torch_side = Side.model_validate({"torch_sdpa": {"num_heads": 2}})
+    rows = [
+        {"label": "mgk", "family": "dense/mgk", "dtype": "float16", "head_dim": 4, "rows": []},
+        {"label": "fish", "family": "fish/fish", "dtype": "float32", "head_dim": 4, "rows": []},
+    ]
+    result = checked([{**row, "passed": False, "problem": "failed its self-test"} for row in rows])
+    assert not result.passed
+    assert "mgk: failed its self-test" in result.summary
+    low, high = config([], dtype="float16"), config([], dtype="float32")
+    assert [result.trusts(side, low) for side in (kernel, blocks, torch_side)] == [
+        False,
+        True,
+        True,
+    ]
+    assert result.trusts(kernel, high)
+
+
+def test_kernels_are_compiled_once_for_all_lengths(monkeypatch):
+    entry = {"class_path": MGK, "init_args": {"num_heads": 2}}
+    sides = {
+        "kernel": {"attention": entry, "backend": "triton"},
+        "flex": {"attention": entry, "backend": "flex"},
+        "blocks": {"attention": entry, "backend": "blockwise"},
+        "torch": {"torch_sdpa": {"num_heads": 2}},
+    }
+    grid = [{"tokens": 8192, "seq_lens": [2048, 4096], "head_dims": [4, 8]}]
+    given = []
+    monkeypatch.setattr(ahead, "in_processes", lambda run, tasks, jobs: given.extend(tasks) or [])
+    assert ahead.compile_ahead(points(config([], sides=sides, comparisons=[], grid=grid)), 3) == []
+    found = [(side.backend, place.seq_len, place.head_dim) for side, place in given]
+    flex = [("flex", n, e) for e in (4, 8) for n in (2048, 4096)]
+    assert sorted(found[:4]) == sorted(flex), "the longest first"
+    assert found[4:] == [("triton", 1024, 4), ("triton", 1024, 8)]
 
 
 def test_missing_device_and_backend(tmp_path, monkeypatch):

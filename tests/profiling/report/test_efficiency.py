@@ -83,3 +83,24 @@ def test_variants_of_one_class_have_different_names(options, heads, name):
 def test_fish_is_named_by_its_mixer_noise_and_score_maps():
     options = {"mixer": "mlp", "noise": "none", "num_global_heads": 2}
     assert variant_name("FiSHAttention", options, [8]) == "Hard GFiSH, 8 heads from 2 score maps"
+
+
+@pytest.mark.parametrize(("timed_by", "answer"), [("graph", "in part"), ("eager", "not measured")])
+def test_kernels_timed_on_a_gpu_are_compared_with_softmax(timed_by, answer, tmp_path):
+    """In equal kernels: other comparisons, and softmax itself, do not count."""
+    reports = {tmp_path / "cost": sweep(tmp_path / "cost", [0.5])}
+    folder = tmp_path / "kernels"
+    folder.mkdir()
+    reports[folder] = {"about": {}}
+    names = ["MGK / softmax", "MLK / softmax", "softmax, 4 heads / softmax", "MGK / flash"]
+    rows = [
+        {"comparison": name, "time_ratio": ratio, "timed": timed_by}
+        for name in names
+        for ratio in (0.5, 0.75 if name.startswith("MLK") else 1.5)
+    ]
+    pd.DataFrame([{"side": "x"}, *rows]).to_csv(folder / "rows.csv")
+    text = "\n".join(efficiency_lines(tmp_path, reports))
+    assert f"Time on a GPU: {answer}." in text
+    told = "1 of 2 kernels are faster than softmax attention with 8 heads" in text
+    assert told is (timed_by == "graph")
+    assert ("MGK 0.50 – 1.50; MLK 0.50 – 0.75." in text) is told
