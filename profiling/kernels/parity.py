@@ -45,7 +45,6 @@ _ZERO = 1e-24  # mean square of a gradient that is 0 up to rounding in float64
 
 # Difference of the losses of a step in float32: rounding, amplified by a few training steps.
 BOUND = 1e-4
-GROWTH = 10.0  # of the kernels' difference over that of blocks, when rounding has grown
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,7 @@ def compare(task: ParityTask) -> Compared:
 
 
 def compare_all(tasks: Sequence[ParityTask], jobs: int) -> list[Compared]:
-    """Return the result of each task, in order; see `ahead.in_processes`."""
+    """Return the result of each task, in order; see `in_processes`."""
     found = {}
     for outcome in in_processes(compare, tasks, jobs):
         task = outcome.task
@@ -356,16 +355,8 @@ def losses(attention: str, backend: str, steps: int, device: str, folder: Path) 
 def compare_training(
     steps: int, device: str, jobs: int = 1
 ) -> tuple[list[dict[str, object]], bool]:
-    """Train with kernels, the reference and blocks of PyTorch operations.
-
-    Rounding grows over training, for blocks as for kernels. The losses of the kernels must agree
-    with the reference within `BOUND`, or within `GROWTH` times the largest difference of the blocks
-    so far.
-
-    Returns:
-        A row per shown step, and whether all losses agree.
-    """
-    backends = ("triton", "reference", "blockwise")
+    """Train with both backends; return a row per step and whether all gaps are within BOUND."""
+    backends = ("triton", "reference")
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
         futures = {
             (path, backend): pool.submit(losses, path, backend, steps, device, Path(folder))
@@ -376,12 +367,11 @@ def compare_training(
     lines: list[dict[str, object]] = []
     followed = True
     for path in ATTENTION:
-        kernels, exact, blocks = (found[path, backend] for backend in backends)
-        followed &= len(kernels) == len(exact) == len(blocks) == steps
-        usual = 0.0
-        for step, (ours, theirs, third) in enumerate(zip(kernels, exact, blocks, strict=False), 1):
-            gap, usual = abs(ours - theirs), max(usual, abs(third - theirs))
-            followed &= gap <= max(BOUND * max(1.0, theirs), GROWTH * usual)
+        kernels, exact = (found[path, backend] for backend in backends)
+        followed &= len(kernels) == len(exact) == steps
+        for step, (ours, theirs) in enumerate(zip(kernels, exact, strict=True), 1):
+            gap = abs(ours - theirs)
+            followed &= gap <= BOUND * max(1.0, theirs)
             if step <= 5 or step % 20 == 0 or step == steps:
                 lines.append(
                     {
@@ -389,9 +379,7 @@ def compare_training(
                         "step": step,
                         "loss, triton": f"{ours:.6f}",
                         "loss, reference": f"{theirs:.6f}",
-                        "loss, blockwise": f"{third:.6f}",
                         "gap": f"{gap:.1e}",
-                        "largest gap of blockwise": f"{usual:.1e}",
                     }
                 )
     return lines, followed

@@ -229,7 +229,7 @@ def compare_points(
         inputs[3] = inputs[3] * (torch.arange(form.components, device=device) + 1.0)
     if form.hard:
         inputs[:2] = without_ties(*inputs[:2])
-        inputs[4] = inputs[4] / 16
+        inputs[4] = inputs[4] / 16  # log-priors differ by less than the scores
     is_shifted = form.products < form.components
     wanted = [0, 1, 2, 4] + ([] if form.equal else [3]) + ([5] if is_shifted else [])
     leaves = [x.detach().requires_grad_() for x in inputs]
