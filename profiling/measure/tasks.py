@@ -14,6 +14,7 @@ import torch
 from lit_probattn.measure.timing import lost_gpu
 
 Task = TypeVar("Task")
+_BYTES_PER_PROCESS = 4 << 30  # of GPU memory: a context and the tensors of a comparison
 _lost = ""  # the error after which this process cannot use its GPU
 
 
@@ -27,8 +28,14 @@ class Outcome(Generic[Task]):
 
 
 def default_jobs(device: str) -> int:
-    """Return the number of processes that compile: the cores on a GPU machine, otherwise 1."""
-    return min(16, os.cpu_count() or 1) if device == "cuda" else 1
+    """Return the number of processes that compile: the cores if the GPU has room, at most 16.
+
+    Without a GPU it is 1, because the calls themselves take all cores.
+    """
+    if device != "cuda":
+        return 1
+    room = torch.cuda.mem_get_info()[0] // _BYTES_PER_PROCESS
+    return max(1, min(16, os.cpu_count() or 1, room))
 
 
 def in_processes(

@@ -64,6 +64,16 @@ def test_one_job_or_one_task_needs_no_process(pools, given, jobs):
     assert pools == []
 
 
+@pytest.mark.parametrize(
+    ("cores", "gib", "jobs"), [(4, 80, 4), (64, 140, 16), (16, 11, 2), (8, 1, 1)]
+)
+def test_processes_fit_on_the_gpu(monkeypatch, cores, gib, jobs):
+    monkeypatch.setattr(tasks.os, "cpu_count", lambda: cores)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (gib << 30, gib << 30))
+    assert tasks.default_jobs("cuda") == jobs
+    assert tasks.default_jobs("cpu") == 1
+
+
 def test_processes_return_results():
     """Two real processes, which import this module."""
     assert {x.result for x in in_processes(work, ["a", "b", "c"], 2)} == {"A", "B", "C"}
