@@ -82,7 +82,7 @@ def engines_of(variant: Variant | type[Variant]) -> Mapping[str, Engine]:
 # need memory linear in the image size, so blocks are not needed, and the position bias needs a
 # gradient in training.
 # CUDA, on an H200 in bfloat16, heads of 64 and 128, N = 1024, 4096 and 16384
-# (reports/kernels_h200_202611): PyTorch's softmax attention (cuDNN) took 0.57 to 0.83 of the time
+# (reports/h200_202611/kernels): PyTorch's softmax attention (cuDNN) took 0.57 to 0.83 of the time
 # of the kernel. In forward and backward, the kernels of MGK and sMGK took 0.16 to 0.84 of the time
 # of the reduction to K·N keys, those of linear attention, MLK and linear FiSH 0.13 to 0.45 of
 # blocks. Hard FiSH with 2 global heads took 0.68 and 0.74 of the time of concatenated heads at

@@ -1,6 +1,6 @@
 """`python -m profiling kernels --model`: predicted cost of each kernel, from counted work.
 
-The first measurement (reports/kernels_h200_202611) gave ratios 1.04 to 2.0 times as large. The
+The first measurement (reports/h200_202611/kernels) gave ratios 1.04 to 2.0 times as large. The
 model uses the recorded launches of a call, so it depends on the launch configurations. A kernel
 that loops over pairs has, per pair, products of two tiles in shared memory, products whose left
 tile is computed in registers, exponentials, and ordinary operations. One unit is one matrix product

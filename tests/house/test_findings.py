@@ -48,7 +48,7 @@ def test_every_proof_that_the_page_names_exists():
             count += 1
             assert f"def {test}" in (ROOT / file).read_text(encoding="utf-8"), (file, test)
     assert count > 30
-    for report in re.findall(r"R `(\w+)`", page):
+    for report in re.findall(r"R `([\w/]+)`", page):
         assert (ROOT / "reports" / report / "report.md").is_file(), report
 
 

@@ -146,7 +146,7 @@ SIDES_ON_A_GPU = {
 
 
 def test_times_on_a_gpu_are_those_of_the_report():
-    rows = pd.read_csv(ROOT / "reports/kernels_h200_202611/rows.csv")
+    rows = pd.read_csv(ROOT / "reports/h200_202611/kernels/rows.csv")
     rows = rows[rows.place.str.endswith("forward + backward") & rows.side.notna()]
     seconds = rows.pivot_table("graph_s", "place", "side")
     for name, cells in gains().items():

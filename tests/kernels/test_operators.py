@@ -197,3 +197,24 @@ def test_words_of_a_draw_are_made_on_the_device():
     assert devices == {"meta"}
     assert (words.shape, words.dtype) == ((7,), torch.int64)
     assert draw_tensor((1, 2), torch.tensor([5, 4])).tolist() == [1, 2, 5, 4]
+
+
+class Recorded(TorchDispatchMode):
+    """Records the names of operations."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_number_is_copied_from_the_host():
+    """Such a copy waits for a GPU and cannot be captured in a CUDA graph (`aten.lift_fresh`)."""
+    samples = torch.arange(3)
+    with Recorded() as recorded:
+        words = draw_tensor((7, 2**32 - 1), samples)
+    assert words.tolist() == [7, 2**32 - 1, 0, 1, 2]
+    assert not [name for name in recorded.names if "lift" in name]

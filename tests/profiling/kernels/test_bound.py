@@ -11,7 +11,7 @@ from profiling.kernels import speed
 from profiling.kernels.bound import Rates, Work, measured_rates, visible_pairs
 from profiling.kernels.config import KernelsConfig, Side
 from profiling.kernels.sides import side_work
-from profiling.kernels.speed import measured_rows, speed_report
+from profiling.kernels.speed import Checked, measured_rows, speed_report
 
 SIZE, LENGTH = 32, 10
 FISH = {"num_heads": 8, "num_global_heads": 2, "noise": "none"}
@@ -103,7 +103,7 @@ def test_rates_are_measured_and_bound_attention(monkeypatch):
         "torch": {"torch_sdpa": {"num_heads": 8}},
         "ours": own("SoftmaxAttention", {"num_heads": 8}),
     }
-    rows = measured_rows(point(sides=sides, seq_len=64), 1e12, True)
+    rows = measured_rows(point(sides=sides, seq_len=64), 1e12, Checked(True, ""))
     assert all(row["of_bound"] > 1 for row in rows)
     assert rows[0]["bound_s"] == rows[1]["bound_s"]
     report = speed_report(point(), rows, 1e12, "passed", "a CPU").text()
@@ -114,7 +114,7 @@ def test_rates_are_measured_and_bound_attention(monkeypatch):
 @pytest.mark.parametrize("changes", [{"scope": "layer"}, {"dtype": "float64"}])
 def test_layers_and_other_dtypes_have_no_bound(changes):
     sides = {"torch": {"torch_sdpa": {"num_heads": 8}}}
-    (row,) = measured_rows(point(sides=sides, **changes), 1e12, True)
+    (row,) = measured_rows(point(sides=sides, **changes), 1e12, Checked(True, ""))
     assert row["of_bound"] is row["bound_s"] is None
     assert "Bound" not in speed_report(point(), [row], 1e12, "passed", "a CPU").text()
 
@@ -122,5 +122,5 @@ def test_layers_and_other_dtypes_have_no_bound(changes):
 def test_without_the_library_there_is_no_bound(monkeypatch):
     monkeypatch.setattr(selftest, "failure", lambda: "cannot be compiled")
     sides = {"torch": {"torch_sdpa": {"num_heads": 8}}}
-    (row,) = speed.measured_rows(point(sides=sides), 1e12, True)
+    (row,) = speed.measured_rows(point(sides=sides), 1e12, Checked(True, ""))
     assert row["of_bound"] is None
