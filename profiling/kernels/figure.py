@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from textwrap import fill
 from typing import Any
 
@@ -57,12 +58,11 @@ def side_words(config: KernelsConfig, name: str) -> str:
         chosen = side.torch_sdpa.backend
         told = "PyTorch's softmax attention" + ("" if chosen == "any" else f" by {chosen}")
         return f"{told}, {side.torch_sdpa.num_heads} heads"
-    entry = side.attention
-    if entry is None:
+    if side.attention is None:
         return name
-    options = dict(entry.init_args)
+    class_path, options = side.attention.resolve(Path.cwd())
     heads = [options["num_heads"]] if "num_heads" in options else []
-    told = variant_name(str(entry.class_path).rpartition(".")[2], options, heads)
+    told = variant_name(class_path.rpartition(".")[2], options, heads)
     dropout = f", dropout {options['dropout']:g}" if options.get("dropout") else ""
     return f"{told}{dropout}, backend {side.backend}"
 

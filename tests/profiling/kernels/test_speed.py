@@ -301,6 +301,15 @@ def test_the_gates_of_the_kernels_are_in_the_file():
     }
 
 
+def test_sides_are_named_by_their_layer_or_their_kernel():
+    sides = load_kernels(ROOT / "configs/profiling/kernels_cuda.yaml")
+    names = {name: figure.side_words(sides, name) for name in ("softmax8_triton", "softmax8_flash")}
+    assert names == {
+        "softmax8_triton": "softmax, 8 heads, backend triton",
+        "softmax8_flash": "PyTorch's softmax attention by flash, 8 heads",
+    }
+
+
 def test_sides_take_turns():
     calls = []
     names = {name: lambda name=name: calls.append(name) for name in "ab"}
