@@ -46,6 +46,8 @@ STORED = ROOT / "reports/kernels_aot/rows.csv"
 # Bytes per thread of the worst launch: none with the Triton of GPU machines, a few with later ones.
 OLD = Version(triton.__version__) < Version("3.7")
 MOST_SPILLED = 0 if OLD else 16
+# The same of the backward tiles that are the fastest on an H200 (reports/kernels_aot).
+MOST_SPILLED_BACKWARD = 148 if OLD else 200
 
 
 def verdict(rows):
@@ -108,7 +110,8 @@ def test_defaults_of_the_dense_kernels_spill_only_where_that_was_faster(tmp_path
     rows, _ = compile_table(tmp_path, *DENSE, "--capabilities", "90")
     assert len(rows.case.unique()) == 12
     measured = ~rows.case.str.contains("dropout") & rows.kernel.str.contains("grad")
-    found = pd.concat([unexpected(rows[~measured], MOST_SPILLED), unexpected(rows[measured], 160)])
+    parts = ((~measured, MOST_SPILLED), (measured, MOST_SPILLED_BACKWARD))
+    found = pd.concat([unexpected(rows[place], most) for place, most in parts])
     assert found.empty, found.to_string()
 
 
