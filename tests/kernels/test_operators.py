@@ -212,7 +212,7 @@ class Recorded(TorchDispatchMode):
 
 
 def test_no_number_is_copied_from_the_host():
-    """Such a copy waits for a GPU and cannot be captured in a CUDA graph (`aten.lift_fresh`)."""
+    """Torch 2.11 copies in `words[0] = number`: a GPU waits, and a CUDA graph cannot capture it."""
     samples = torch.arange(3)
     with Recorded() as recorded:
         words = draw_tensor((7, 2**32 - 1), samples)
