@@ -143,8 +143,8 @@ def draw_tensor(key: tuple[int, int], samples: Tensor) -> Tensor:
         key: `RandomKey.philox_key(stream)`.
         samples: `RandomKey.samples(batch_size, device)`.
     """
-    # Filled on the device: a copy from host memory, as in `words[0] = number` with torch 2.11, waits
-    # for the device and cannot be captured in a CUDA graph.
+    # Filled on the device: a copy from host memory, as in `words[0] = number` with torch 2.11,
+    # waits for the device and cannot be captured in a CUDA graph.
     words = samples.new_empty(2 + len(samples))
     words[0].fill_(key[0])
     words[1].fill_(key[1])
