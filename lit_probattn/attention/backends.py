@@ -64,9 +64,9 @@ def engines_of(variant: Variant | type[Variant]) -> Mapping[str, Engine]:
 
 
 # `auto` selects the first from the left that the variant has and that supports the call.
-# `name>n` requires n or more queries and keys, and on CUDA what was measured there: no mask but a
-# causal one, and at most FUSED_UP_TO entries of all maps. `store` is the reference, up to
-# STORE_UP_TO scores.
+# `name>n` requires n or more queries and keys, and on CUDA what was measured there: 16 bits, no
+# mask but a causal one, and at most FUSED_UP_TO entries of all maps. `store` is the reference, up
+# to STORE_UP_TO scores.
 #
 # CPU, forward and backward of a layer, one thread, head sizes 8 to 64, N from 128 to 1024: the C
 # library took 0.5 to 0.9 of the time of PyTorch's fused attention for soft MGK from 128 tokens, in
@@ -219,4 +219,5 @@ def _pays_off(variant: Variant, call: HeadCall, least: int) -> bool:
     masks = call.masks
     plain = masks.key_mask is None and masks.attn_mask is None and masks.bias is None
     entries = variant.sizes(call).get("entries of all global maps", 0)
-    return call.device == "cpu" or (plain and entries <= FUSED_UP_TO)
+    is_measured = plain and call.query.dtype.itemsize == 2 and entries <= FUSED_UP_TO
+    return call.device == "cpu" or is_measured

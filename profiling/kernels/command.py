@@ -87,8 +87,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--jobs",
         type=int,
-        help="processes that compile kernels and compare errors, or train, at a time (default: the "
-        "cores, at most 16, with a GPU; otherwise 1)",
+        help="processes that compile kernels and compare errors, or train, at a time (default: one "
+        "per core and 4 GiB of GPU memory, at most 16; 1 without a GPU)",
     )
     parser.add_argument(
         "--passes", choices=["all", "forward"], help="kernels to compile (default: all)"

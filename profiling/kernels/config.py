@@ -84,6 +84,8 @@ class Side(Strict):
         kinds = ("attention", "torch_sdpa", "torch_layer", "torch_products")
         if sum(getattr(self, kind) is not None for kind in kinds) != 1:
             raise ValueError(f"a side needs exactly one of {', '.join(kinds)}")
+        if self.sdpa != "any" and (self.attention is None or self.backend != "sdpa"):
+            raise ValueError("sdpa requires an attention layer with backend: sdpa")
         return self
 
     def runs_at(self, point: KernelsConfig) -> bool:
@@ -189,6 +191,12 @@ class KernelsConfig(Strict):
     figure: dict[str, dict[str, str]] = Field(default_factory=dict)
     parity_tests: list[str] = Field(default_factory=list)
     parity: ParityCases | None = None
+
+    @model_validator(mode="after")
+    def _one_check(self) -> KernelsConfig:
+        if self.parity is not None and self.parity_tests:
+            raise ValueError("parity and parity_tests exclude each other")
+        return self
 
     @model_validator(mode="after")
     def _known_comparisons(self) -> KernelsConfig:

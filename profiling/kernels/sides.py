@@ -81,14 +81,19 @@ def side_function(side: Side, config: KernelsConfig) -> Callable[[], list[Tensor
         layer = _layer(side, config).to(device=device, dtype=dtype).train(train)
         prepare_own = _own_layer if config.scope == "layer" else _own_heads
         made = prepare_own(layer, side, config, make, rng)
+
+    def forward() -> Tensor:
+        with _only(side.sdpa):
+            return made.forward()
+
     with torch.set_grad_enabled(train):  # as in `run`, so that a compiler has one graph
-        grad_out = make(*made.forward().shape)
+        grad_out = make(*forward().shape)
 
     def run() -> list[Tensor]:
         if not train:
             with torch.no_grad():
-                return [made.forward()]
-        out = made.forward()
+                return [forward()]
+        out = forward()
         return [out, *torch.autograd.grad(out, made.leaves, grad_out.to(out.dtype))]
 
     return run
@@ -154,12 +159,7 @@ def _own_heads(
     call = heads_call(layer, config, make, rng)
     chosen = layer.core.pick(call) if side.backend == "auto" else side.backend
     leaves = [call.query, call.key, call.value, *layer.core.parameters()]
-
-    def forward() -> Tensor:
-        with _only(side.sdpa):
-            return run_heads(layer, chosen, call)
-
-    return _Prepared(forward, leaves)
+    return _Prepared(partial(run_heads, layer, chosen, call), leaves)
 
 
 # ---- layers --------------------------------------------------------------------------------------

@@ -104,7 +104,7 @@ def parity(
 ) -> Checked:
     """Compare errors of kernels, or run the parity tests of the config, and return the result.
 
-    Comparisons that are stored are not made again.
+    Stored comparisons are not repeated, except those that failed.
     """
     if config.parity is not None:
         tasks = [
@@ -114,7 +114,7 @@ def parity(
                 config.parity.cases, [getattr(torch, dtype)], head_dims, config.device
             )
         ]
-        kept = {row["label"]: row for row in (store.rows if store else [])}
+        kept = {row["label"]: row for row in (store.rows if store else []) if row["passed"]}
         missing = [task for task in tasks if task.label not in kept]
         for result in compare_all(missing, jobs):
             row = {**asdict(result), "passed": result.passed}
@@ -245,11 +245,16 @@ def run_kernels(
     gone = missing_device(config.device)
     if gone is not None:
         raise ConfigError(gone)
+    if jobs is not None and config.parity is None and config.device != "cuda":
+        raise ConfigError("jobs has no effect: the file compares and compiles no kernels")
     jobs = jobs or default_jobs(config.device)
     compared = None if folder is None else open_store(config, folder, "parity.jsonl", "label")
     result = parity(config, root, jobs, compared)
     print(f"parity: {result.summary}", flush=True)
-    store = None if folder is None else open_store(config, folder, "points.jsonl", "place")
+    wrong = None if result.wrong is None else sorted(result.wrong)
+    store = (
+        None if folder is None else open_store(config, folder, "points.jsonl", "place", wrong=wrong)
+    )
     if jobs > 1 and config.device == "cuda":
         done = {row["place"] for row in (store.rows if store else [])}
         for problem in compile_ahead(
@@ -271,14 +276,18 @@ _POINT = {"dtype", "head_dim", "seq_len", "batch_size", "is_causal", "mode", "sc
 
 
 def open_store(
-    config: KernelsConfig, folder: Path, name: str, key: str
+    config: KernelsConfig, folder: Path, name: str, key: str, **more: Any
 ) -> RowStore[dict[str, Any]]:
-    """Open a file of results; those of other sides, another device or other code are dropped."""
+    """Open a file of results; those of other sides, devices, code or `more` are dropped."""
     folder.mkdir(parents=True, exist_ok=True)
     given = config.model_dump(exclude={"grid", "parity_tests", "parity", "figure", *_POINT})
     machine = {"device": device_name(config.device), "versions": versions()}
-    settings = {**given, **machine, "revision": git_revision()}
-    return RowStore(folder / name, dict[str, Any], (key,), settings=settings)
+    settings = {**given, **machine, "revision": git_revision(), **more}
+    return RowStore(
+        *(folder / name, dict[str, Any], (key,)),
+        settings=settings,
+        is_final=lambda row: bool(row.get("passed", True)),
+    )
 
 
 def point_rows(

@@ -28,14 +28,14 @@ class Outcome(Generic[Task]):
 
 
 def default_jobs(device: str) -> int:
-    """Return the number of processes that compile: the cores if the GPU has room, at most 16.
+    """Return the number of processes that compile: one per core and 4 GiB of the GPU, at most 16.
 
     Without a GPU it is 1, because the calls themselves take all cores.
     """
     if device != "cuda":
         return 1
-    room = torch.cuda.mem_get_info()[0] // _BYTES_PER_PROCESS
-    return max(1, min(16, os.cpu_count() or 1, room))
+    fitting = torch.cuda.mem_get_info()[0] // _BYTES_PER_PROCESS
+    return max(1, min(16, os.cpu_count() or 1, fitting))
 
 
 def in_processes(

@@ -203,6 +203,7 @@ def test_auto_leaves_plain_softmax_to_pytorch_and_takes_the_kernel_for_dropout(p
         ({}, {}, "sdpa"),
         ({}, {"num_keys": 1024}, "triton"),
         ({}, {"key_mask": True}, "triton"),
+        ({}, {"dtype": torch.float32}, "triton"),
         ({"num_global_heads": 4}, {}, "sdpa"),
         ({"num_global_heads": 8}, {}, "triton"),
         ({"noise": "global"}, {}, "triton"),
@@ -214,7 +215,8 @@ def test_auto_concatenates_long_unmasked_heads_of_hard_fish(options, outlined, e
     options = {"num_global_heads": 2, "noise": "none", **options}
     layer = FiSHAttention(64, 8, head_dim=64, dropout=0.0, **options)
     keys = outlined.get("num_keys", 4096)
-    call = outline(layer.layout, 2, keys, keys, device="cuda", dtype=torch.bfloat16)
+    dtype = outlined.get("dtype", torch.bfloat16)
+    call = outline(layer.layout, 2, keys, keys, device="cuda", dtype=dtype)
     if "key_mask" in outlined:
         real = torch.ones(2, keys, dtype=torch.bool, device="meta")
         call = replace(call, masks=replace(call.masks, key_mask=real))

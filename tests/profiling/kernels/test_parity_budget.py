@@ -25,7 +25,7 @@ def test_every_input_is_held_alone_and_parameters_together():
 
 @pytest.mark.parametrize(("error", "is_over"), [(1e-7, False), (1.0, True)])
 def test_a_gradient_that_is_zero_is_compared_with_rounding(monkeypatch, error, is_over):
-    """The prior of a single component has none: eager code's rounding is no measure there."""
+    """The prior of a single component has none: eager code's rounding does not bound it."""
 
     def heads(layer, backend, inputs, dtype):
         exact = {name: torch.ones(4, dtype=torch.float64) for name in ("out", "query", "prior")}

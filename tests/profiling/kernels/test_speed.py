@@ -19,6 +19,7 @@ from lit_probattn.measure.timing import (
 )
 from profiling.kernels import ahead, figure, speed
 from profiling.kernels.config import KernelsConfig, Side, load_kernels, narrowed, points
+from profiling.kernels.parity import Compared
 from profiling.kernels.speed import (
     Checked,
     SideResult,
@@ -27,6 +28,7 @@ from profiling.kernels.speed import (
     checked,
     measure,
     measured_rows,
+    open_store,
     place_name,
     run_kernels,
     side_function,
@@ -111,6 +113,56 @@ def test_a_family_that_failed_is_not_compared(monkeypatch):
         True,
     ]
     assert result.trusts(kernel, high)
+
+
+def test_comparisons_are_kept_and_failed_ones_repeated(tmp_path, monkeypatch):
+    cases = {"cases": "mgk hard,mlk", "head_dims": {"float32": [4]}}
+    given = config([], parity=cases)
+    asked, bad = [], {"mlk, float32, 4"}
+
+    def compare_all(tasks, jobs):
+        asked.append([task.label for task in tasks])
+        return [
+            Compared(task.label, "dense/mgk", "float32", 4, [], "failed" * (task.label in bad))
+            for task in tasks
+        ]
+
+    monkeypatch.setattr(speed, "compare_all", compare_all)
+    monkeypatch.setattr("lit_probattn.kernels.runtime.interpreted", lambda: True)
+    results = []
+    for _ in range(3):
+        store = open_store(given, tmp_path, "parity.jsonl", "label")
+        results.append(speed.parity(given, tmp_path, 1, store).passed)
+        bad.clear()
+    assert len(asked[0]) > 2
+    assert asked[1:] == [["mlk, float32, 4"], []]
+    assert results == [False, True, True]
+
+
+def test_points_without_ratios_are_measured_again_when_the_kernels_agree(tmp_path, monkeypatch):
+    ratios = []
+    for result in (Checked(False, "1 failed", None), Checked(True, "1 passed")):
+        monkeypatch.setattr(speed, "parity", lambda *given, result=result: result)
+        page, _ = run_kernels(config([]), tmp_path, tmp_path / "out")
+        ratios.append("time ratio |" in page.text())
+    assert ratios == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"parity": {"head_dims": {"float32": [4]}}}, "exclude each other"),
+        ({"sides": {"a": {"torch_sdpa": {"num_heads": 2}, "sdpa": "cudnn"}}}, "backend: sdpa"),
+    ],
+)
+def test_settings_without_effect_are_refused(change, named):
+    with pytest.raises(ValidationError, match=named):
+        config(["test_parity.py"], comparisons=[], **change)
+
+
+def test_jobs_without_effect_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="jobs has no effect"):
+        run_kernels(config([]), tmp_path, jobs=4)
 
 
 def test_kernels_are_compiled_once_for_all_lengths(monkeypatch):

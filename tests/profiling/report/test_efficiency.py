@@ -101,6 +101,6 @@ def test_kernels_timed_on_a_gpu_are_compared_with_softmax(timed_by, answer, tmp_
     pd.DataFrame([{"side": "x"}, *rows]).to_csv(folder / "rows.csv")
     text = "\n".join(efficiency_lines(tmp_path, reports))
     assert f"Time on a GPU: {answer}." in text
-    told = "1 of 2 kernels are faster than softmax attention with 8 heads" in text
-    assert told is (timed_by == "graph")
-    assert ("MGK 0.50 – 1.50; MLK 0.50 – 0.75." in text) is told
+    printed = "1 of 2 kernels are faster than softmax attention with 8 heads" in text
+    assert printed is (timed_by == "graph")
+    assert ("MGK 0.50 – 1.50; MLK 0.50 – 0.75." in text) is printed
