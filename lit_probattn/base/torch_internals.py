@@ -27,6 +27,7 @@ __all__ = [
     "FollowingModule",
     "RenamingModule",
     "TorchDispatchMode",
+    "below_autograd",
     "constant_in_graphs",
     "default_store",
     "in_backward",
@@ -53,6 +54,9 @@ CPU_ATTENTION_OPERATORS = (  # forward and backward
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward,
 )
+
+# A context in which an operator is computed without recording its derivative.
+below_autograd = torch._C._AutoDispatchBelowAutograd
 
 # `torch.compiler.disable`, but the compiler is imported at the first call of a function.
 outside_graphs = torch._disable_dynamo

@@ -142,6 +142,14 @@ def test_functions_stay_outside_graphs():
     assert len(graphs) == 2
 
 
+def test_below_autograd_nothing_is_recorded():
+    x = torch.ones(2, requires_grad=True)
+    with torch_internals.below_autograd():
+        assert torch.is_grad_enabled()
+        assert (2 * x).grad_fn is None
+    assert (2 * x).grad_fn is not None
+
+
 def test_functions_are_constants_of_graphs():
     def ours():
         return 1

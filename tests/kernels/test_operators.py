@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -11,6 +13,7 @@ from lit_probattn.base.memory import predicted_bytes
 from lit_probattn.base.torch_internals import TorchDispatchMode
 from lit_probattn.kernels.dense.lowering import lower_points
 from lit_probattn.kernels.dense.operators import mixture_attention
+from lit_probattn.kernels.operator import define_operators
 from lit_probattn.kernels.runtime import draw_tensor, interpreted
 from lit_probattn.measure.counters import torch_flops
 from lit_probattn.randomness import RandomKey
@@ -218,3 +221,38 @@ def test_no_number_is_copied_from_the_host():
         words = draw_tensor((7, 2**32 - 1), samples)
     assert words.tolist() == [7, 2**32 - 1, 0, 1, 2]
     assert not [name for name in recorded.names if "lift" in name]
+
+
+class Product(NamedTuple):
+    """Inputs of an operator that multiplies."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+
+
+def test_an_operator_computes_gradients_once():
+    """A second derivative is an error, and without gradients nothing is recorded."""
+    multiply = define_operators(
+        ("multiplied", "multiplied_backward"),
+        Product,
+        lambda call: (call.query * call.key,),
+        lambda call, grad, skipped: (grad * call.key, grad * call.query),
+        new_outputs=lambda call: (torch.empty_like(call.query),),
+        gradients=("query", "key"),
+        flops=None,
+        has_normaliser=False,
+        num_outputs=1,
+    )
+    x, y, grad = (torch.randn(3, requires_grad=True) for _ in range(3))
+    assert multiply(x, y).equal(x * y)
+    found = torch.autograd.grad(multiply(x, y), (x, y), grad)
+    assert [part.equal(grad * other) for part, other in zip(found, (y, x), strict=True)] == [1, 1]
+    assert torch.autograd.grad(multiply(x, y.detach()), x, grad)[0].equal(grad * y)
+    with pytest.raises(NotImplementedError):
+        torch.autograd.grad(multiply(x, y), x, grad, create_graph=True)
+    again, _ = torch.ops.lit_probattn.multiplied_backward(grad, x, y, [])
+    with pytest.raises(NotImplementedError):
+        torch.autograd.grad(again.sum(), grad)
+    with torch.no_grad():
+        assert multiply(x, y).grad_fn is None
+    assert multiply(x.detach(), y.detach()).grad_fn is None
