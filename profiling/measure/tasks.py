@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
+from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -15,7 +17,6 @@ from lit_probattn.measure.timing import lost_gpu
 
 Task = TypeVar("Task")
 _BYTES_PER_PROCESS = 4 << 30  # of GPU memory: a context and the tensors of a comparison
-_lost = ""  # the error after which this process cannot use its GPU
 
 
 @dataclass(frozen=True)
@@ -41,43 +42,66 @@ def default_jobs(device: str) -> int:
 def in_processes(
     function: Callable[[Task], Any], tasks: Sequence[Task], jobs: int
 ) -> Iterator[Outcome[Task]]:
-    """Yield the outcome of each task as it ends; a task without its own GPU is run again.
+    """Yield the outcome of each task as it ends.
 
-    An illegal access makes a process's GPU unusable: its later tasks go to other processes.
-    With one job, or one task, everything runs in this process.
+    A process that dies, or whose GPU an illegal access made unusable, takes no task but its own
+    with it: a new one replaces it. With one job, or one task, everything runs in this process.
     """
     if min(jobs, len(tasks)) < 2:
         for task in tasks:
             yield _outcome(function, task)
         return
-    pending = list(tasks)
-    while pending:
-        workers, done = min(jobs, len(pending)), []
-        spawn = get_context("spawn")
-        with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_one_thread) as pool:
-            for future in as_completed([pool.submit(_guarded, function, x) for x in pending]):
-                outcome = future.result()
-                if outcome is None:
-                    continue
-                done.append(outcome.task)
-                yield outcome
-        pending = [task for task in pending if task not in done]
+    count = min(jobs, len(tasks))
+    free: SimpleQueue[_Worker] = SimpleQueue()
+    workers = [_Worker() for _ in range(count)]
+    for worker in workers:
+        free.put(worker)
+
+    def run(task: Task) -> Outcome[Task]:
+        worker = free.get()
+        try:
+            return worker.run(function, task)
+        finally:
+            free.put(worker)
+
+    threads = ThreadPoolExecutor(count)
+    try:
+        for future in as_completed([threads.submit(run, task) for task in tasks]):
+            yield future.result()
+    finally:
+        threads.shutdown(cancel_futures=True)
+        for worker in workers:
+            worker.stop()
+
+
+class _Worker:
+    """One process that runs tasks one after another, and is replaced when it breaks."""
+
+    def __init__(self) -> None:
+        self._process: ProcessPoolExecutor | None = None
+
+    def run(self, function: Callable[[Task], Any], task: Task) -> Outcome[Task]:
+        if self._process is None:
+            spawn = get_context("spawn")
+            self._process = ProcessPoolExecutor(1, mp_context=spawn, initializer=_one_thread)
+        try:
+            outcome: Outcome[Task] = self._process.submit(_outcome, function, task).result()
+        except BrokenProcessPool:
+            outcome = Outcome(task, problem="its process died: no memory, or a crashing compiler")
+            self.stop()
+        if lost_gpu(outcome.problem):
+            self.stop()
+        return outcome
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.shutdown()
+            self._process = None
 
 
 def _one_thread() -> None:
     torch.set_num_threads(1)
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-
-
-def _guarded(function: Callable[[Task], Any], task: Task) -> Outcome[Task] | None:
-    """Return the outcome; None if this process has lost its GPU in an earlier task."""
-    global _lost
-    if _lost:
-        return None
-    outcome = _outcome(function, task)
-    if lost_gpu(outcome.problem):
-        _lost = outcome.problem
-    return outcome
 
 
 def _outcome(function: Callable[[Task], Any], task: Task) -> Outcome[Task]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+import os
+import signal
+from multiprocessing import get_context
 
 import pytest
 
@@ -18,50 +20,39 @@ def work(task):
     return task.upper()
 
 
-@pytest.fixture
-def pools(monkeypatch):
-    """Run a pool's tasks in this process, as in a single worker; returns the pools' tasks."""
-    made = []
-
-    class Pool:
-        def __init__(self, workers, mp_context, initializer):
-            self.tasks = []
-            made.append(self.tasks)
-            monkeypatch.setattr(tasks, "_lost", "")
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *error):
-            return None
-
-        def submit(self, function, *args):
-            self.tasks.append(args[-1])
-            done = Future()
-            done.set_result(function(*args))
-            return done
-
-    monkeypatch.setattr(tasks, "ProcessPoolExecutor", Pool)
-    return made
+def number(task):
+    """Return the process's number, unless it dies or loses its GPU."""
+    if task == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if task == "lose":
+        raise RuntimeError(LOST)
+    return os.getpid()
 
 
-def test_tasks_after_a_lost_gpu_run_in_another_process(pools):
-    given = ["a", f"!{LOST}", "b", "!no such size", "c"]
-    found = {outcome.task: outcome for outcome in in_processes(work, given, 2)}
-    assert list(found) == list(dict.fromkeys(found)), "every task has one outcome"
-    assert sorted(found) == sorted(given)
-    assert {task: found[task].result for task in "abc"} == {"a": "A", "b": "B", "c": "C"}
-    assert found[given[1]].problem == f"RuntimeError: {LOST}"
-    assert found[given[3]].problem == "RuntimeError: no such size"
-    assert pools == [given, ["b", "!no such size", "c"]]
+def test_a_process_that_dies_or_loses_its_gpu_takes_one_task_with_it(monkeypatch):
+    monkeypatch.setattr(tasks, "get_context", lambda _: get_context("fork"))  # starts at once
+    given = [("a", "die", "b", "lose", "c", "d")[i % 6] + " " * (i // 6) for i in range(12)]
+    found = {outcome.task: outcome for outcome in in_processes(stripped, given, 2)}
+    assert sorted(found) == sorted(given), "every task has one outcome"
+    bad = {task for task, outcome in found.items() if outcome.problem}
+    assert {task.strip() for task in bad} == {"die", "lose"}
+    assert len(bad) == 4
+    assert found["lose"].problem == f"RuntimeError: {LOST}"
+    used = {outcome.result for outcome in found.values() if not outcome.problem}
+    assert os.getpid() not in used
+    assert len(used) >= 2
+
+
+def stripped(task):
+    return number(task.strip())
 
 
 @pytest.mark.parametrize(("given", "jobs"), [(["a", "!x"], 1), (["a"], 4)])
-def test_one_job_or_one_task_needs_no_process(pools, given, jobs):
+def test_one_job_or_one_task_needs_no_process(monkeypatch, given, jobs):
+    monkeypatch.delattr(tasks, "ProcessPoolExecutor")
     found = list(in_processes(work, given, jobs))
     assert found[0] == Outcome("a", "A")
     assert [outcome.problem for outcome in found[1:]] == ["RuntimeError: x"] * (len(given) - 1)
-    assert pools == []
 
 
 @pytest.mark.parametrize(
