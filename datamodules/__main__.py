@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 from datamodules import REGISTRY
 from datamodules.own_data import KINDS, kind_of
 from lit_probattn.base.errors import ConfigError, DataError, nearest
+from lit_probattn.base.progress import replace_unprintable
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -41,6 +42,7 @@ _PURPOSE = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit status: 0, 1 for invalid data, 2 for invalid usage."""
+    replace_unprintable()
     logging.basicConfig(format="%(message)s")
     arguments = sys.argv[1:] if arguments is None else arguments
     try:

@@ -12,7 +12,7 @@ import sys
 import pytest
 import timm
 
-from tests.support.forks import Forked
+from tests.support.forks import Forked, print_utf8
 from tests.support.paths import ROOT
 
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
@@ -26,6 +26,7 @@ def run(script: str, folder, prepare=lambda: None) -> str:
     """
 
     def work() -> int:
+        print_utf8()
         prepare()
         os.chdir(folder)
         sys.argv = [script]

@@ -1,8 +1,14 @@
-"""A system without POSIX's signals, locks, limits and forks, simulated on this one."""
+"""A system without POSIX's signals, locks, limits and forks, or without UTF-8, simulated."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import io
 import os
+import sys
+
+import pytest
 
 from tests.support.forks import program
 from tests.support.paths import ROOT
@@ -57,3 +63,21 @@ def test_without_posix_everything_imports_and_a_model_trains(tmp_path):
     told = program(PROGRAM, tmp_path, *words, environment=environment)
     assert told[-1] == "all of it"
     assert "this command forks processes" in "\n".join(told)
+
+
+@pytest.mark.parametrize(
+    "package",
+    [
+        *("lit_probattn", "lit_probattn.analysis", "lit_probattn.convert"),
+        *("lit_probattn.reproduce", "profiling", "datamodules"),
+    ],
+)
+def test_characters_that_a_terminal_lacks_end_no_command(package, monkeypatch):
+    """Each package that `python -m` runs prints `?` for them."""
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    monkeypatch.setattr(sys, "argv", [package, "no-such-thing"])
+    with contextlib.suppress(SystemExit):
+        importlib.import_module(f"{package}.__main__").main()
+    print("≤", flush=True)
+    assert sys.stdout.buffer.getvalue().endswith(b"?\n")

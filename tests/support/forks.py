@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -101,6 +102,13 @@ def _become(work: Callable[[], int], environment: Mapping[str, str], log: Path |
         os._exit(status)
 
 
+def print_utf8() -> None:
+    """Print as on a terminal of UTF-8, whatever the locale: programs of users may rely on it."""
+    for stream in (sys.stdout, sys.stderr):
+        assert isinstance(stream, io.TextIOWrapper)
+        stream.reconfigure(encoding="utf-8")
+
+
 def program(
     code: str,
     folder: Path,
@@ -121,6 +129,7 @@ def program(
     """
 
     def work() -> int:
+        print_utf8()
         for name in list(sys.modules):
             if name.partition(".")[0] in (*OURS, *missing):
                 del sys.modules[name]
