@@ -26,6 +26,7 @@ from lit_probattn.base.config_files import (
     files_in,
     find,
     is_bundle,
+    load_yaml,
     merge,
     names_in,
     narrowed,
@@ -42,7 +43,7 @@ KEY = re.compile(r'Parser key "([^"]+)"')  # the key in an error of jsonargparse
 
 
 _MOST_VALUES = 100_000
-_MOST_BYTES = 2**20  # PyYAML takes about ten seconds per megabyte
+_MOST_BYTES = 2**20  # of which PyYAML's loader in Python takes about ten seconds
 
 
 def _content_error(problem: str, mark: yaml.Mark | None = None) -> ConfigError:
@@ -50,12 +51,12 @@ def _content_error(problem: str, mark: yaml.Mark | None = None) -> ConfigError:
     return ConfigError(f": {problem}" if mark is None else f":{mark.line + 1}: {problem}")
 
 
-class _CheckedLoader(yaml.SafeLoader):
-    """Rejects YAML that PyYAML accepts: duplicate keys, and aliases that expand without bound."""
+class _Checks:
+    """Reject YAML that PyYAML accepts: duplicate keys, and aliases that expand without bound."""
 
     def get_single_node(self) -> Any:
         """Return the root node, checked before construction."""
-        node = super().get_single_node()
+        node = super().get_single_node()  # type: ignore[misc]
         if _count_values(node, {}) > _MOST_VALUES:
             raise _content_error(f"more than {_MOST_VALUES} values after expanding aliases")
         if isinstance(node, yaml.MappingNode):
@@ -95,7 +96,7 @@ def _check_words(node: Any) -> None:
 @functools.lru_cache(maxsize=256)
 def _parsed(text: str) -> Any:
     """Parse YAML, cached for runs that share files; callers must not modify the result."""
-    return yaml.load(text, _CheckedLoader)
+    return load_yaml(text, _Checks)
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:

@@ -14,11 +14,12 @@ with the same path, or in two bundles, raises an error. Two keys are not entries
 
 and `base: tiny/uea` in an entry means that entry with changes, merged key by key.
 
-Only the standard library is imported, so that names are listed quickly.
+At import only the standard library is needed, so that names are listed quickly.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import os
@@ -40,6 +41,7 @@ KINDS = {
 }
 _PACKAGE = Path(__file__).parents[1]
 _BUNDLE = ".bundle.yaml"
+_MOST_LEVELS = 3000  # of YAML that the loader in C takes
 _KEY = re.compile(r"^([\w./-]+):", re.MULTILINE)
 _ANCHOR, _ALIAS = re.compile(r"&(\w+)"), re.compile(r"\*(\w+)")
 _BASED = re.compile(r"\bbase:\s*([\w./-]+)")
@@ -358,3 +360,39 @@ def _shown(path: Path) -> Path:
         return path.absolute().relative_to(Path.cwd())
     except ValueError:
         return path.absolute()
+
+
+def load_yaml(text: str, checks: type = object) -> Any:
+    """Return the content of a YAML text, by PyYAML's loader in C where it is safe.
+
+    It takes a seventh of the time.
+
+    Args:
+        text: YAML.
+        checks: class whose methods come before those of PyYAML's loader.
+
+    Raises:
+        yaml.YAMLError: the text is not YAML.
+        RecursionError: it is nested too deeply.
+    """
+    import yaml  # names are completed without it
+
+    fast = getattr(yaml, "CSafeLoader", None)
+    if fast is not None and _is_flat(text):
+        with contextlib.suppress(yaml.YAMLError):  # of which the other says more
+            return yaml.load(text, _loader(checks, fast))
+    return yaml.load(text, _loader(checks, yaml.SafeLoader))
+
+
+@functools.cache
+def _loader(checks: type, loader: type) -> Any:
+    return type("Loader", (loader,) if checks is object else (checks, loader), {})
+
+
+def _is_flat(text: str) -> bool:
+    """Whether no value is nested too deeply for the C loader, which would end the process.
+
+    A value has at most as many levels as there are brackets before it and columns to its left.
+    """
+    columns = max(map(len, text.splitlines()), default=0)
+    return text.count("[") + text.count("{") + columns < _MOST_LEVELS

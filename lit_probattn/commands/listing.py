@@ -26,14 +26,12 @@ from lit_probattn.base.config_files import (
     comment_of,
     entry_of,
     files_in,
+    load_yaml,
     named_files,
     narrowed,
 )
 from lit_probattn.base.errors import ConfigError, nearest, reports
 
-# The C loader, if PyYAML has it, takes a fifth of the time.
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_DEEPEST = 3000  # levels
 WIDTH = 100  # characters per line of text
 
 Lines = Iterator[tuple[str, str]]
@@ -82,7 +80,7 @@ def _content(path: Path) -> dict[str, Any]:
     try:
         text = place.read_text(encoding="utf-8")
         text = narrowed(bundle, text, path) if bundle else text
-        content = yaml.load(text, _LOADER if _is_flat(text) else yaml.SafeLoader)
+        content = load_yaml(text)
     except RecursionError as error:
         raise ConfigError(f"{place}: too deeply nested") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -90,15 +88,6 @@ def _content(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         return {}
     return entry_of(bundle, content, path) if bundle else content
-
-
-def _is_flat(text: str) -> bool:
-    """Whether no value is nested too deeply for the C loader, which would end the process.
-
-    A value has at most as many levels as there are brackets before it and columns to its left.
-    """
-    columns = max(map(len, text.splitlines()), default=0)
-    return text.count("[") + text.count("{") + columns < _DEEPEST
 
 
 def _padded(number: re.Match[str]) -> str:

@@ -20,6 +20,7 @@ from lit_probattn.base.config_files import (
     find,
     is_bundle,
     is_there,
+    load_yaml,
     named_files,
     names_in,
     narrowed,
@@ -310,3 +311,28 @@ print({"torch", "lightning", "numpy", "yaml"} & set(sys.modules))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "set()", done.stderr
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.yaml"))[::12], ids=lambda path: path.stem)
+def test_both_loaders_read_the_same(path):
+    text = path.read_text(encoding="utf-8")
+    assert load_yaml(text) == yaml.load(text, yaml.SafeLoader)
+
+
+@pytest.mark.parametrize("text", ["a: [1", "a: b: c", "\ta: 1", "a: 'x", "a: [*y]", "a: !!int x"])
+def test_errors_are_those_of_the_loader_in_python(text):
+    """It says more; what is not YAML for one is an error for the other."""
+    errors = []
+    for load in (load_yaml, lambda text: yaml.load(text, yaml.SafeLoader)):
+        with pytest.raises((yaml.YAMLError, ValueError)) as told:
+            load(text)
+        errors.append(str(told.value))
+    assert errors[0] == errors[1]
+
+
+@pytest.mark.parametrize(
+    "text", ["a: " + 20_000 * "[", "\n".join(" " * i + "a:" for i in range(3500))], ids=["[", ":"]
+)
+def test_values_nested_too_deeply_do_not_end_the_process(text):
+    with pytest.raises(RecursionError):
+        load_yaml(text)
