@@ -142,8 +142,16 @@ def _command(door: Door, folder: Path) -> list[str]:
 def _start(words: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
     with log.open("ab") as file:
         return subprocess.Popen(
-            words, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=file, stderr=file
+            words,
+            **{"cwd": ROOT, "env": {**os.environ, "OMP_NUM_THREADS": "1"}},
+            **{"stdout": file, "stderr": file},
+            preexec_fn=_heed_interrupts,
         )
+
+
+def _heed_interrupts() -> None:
+    """Take SIGINT as in a terminal: what a shell starts in its background ignores it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _begun(door: Door, folder: Path) -> bool:
@@ -194,7 +202,7 @@ def _resume_runs(words: Sequence[str], folder: Path, log: Path) -> dict[str, obj
     told = _run([*words, "--executor", "local", "--shards", "2"], log)
     logs = sorted(folder.glob("runs/reproduce/submitit/*/*_log.out"))
     lines = [line for path in logs for line in path.read_text(encoding="utf-8").splitlines()]
-    shown = re.compile(r"resumes from|starts;|minutes$|finished before|runs finished")
+    shown = re.compile(r"resumes from|starts;|minutes$|already finished|runs finished")
     for line in lines:
         if shown.search(line):
             print(f"   {line.partition('; log ')[0]}")
@@ -225,7 +233,7 @@ def _resume_sweep(words: Sequence[str], folder: Path, log: Path) -> dict[str, ob
     rows = [row for p in folder.glob("rows/*.jsonl") for row in read_rows(p)]
     ids = [row.point_id for row in rows if row.row_index == 0]
     again = _run([*words, "--shard", "0/2"], log)
-    line = next(line for line in again.splitlines() if "finished before" in line)
+    line = next(line for line in again.splitlines() if re.match(r"\d+ of \d+ points", line))
     print(f"   once more: {line}", flush=True)
     return {
         "points": len(ids),
