@@ -181,7 +181,7 @@ def test_a_window_of_one_step_plays():
     [
         ("Hopper", 11, 3, {}, 5),  # it falls, at different steps
         ("Hopper", 11, 3, {"terminate_when_unhealthy": False}, 30),
-        pytest.param("halfcheetah", 17, 6, {}, 30, marks=pytest.mark.slow),
+        pytest.param("HalfCheetah", 17, 6, {}, 30, marks=pytest.mark.slow),
     ],
 )
 def test_episodes_of_mujoco_side_by_side_equal_them_one_by_one(
