@@ -65,8 +65,8 @@ def python_faults(source: str) -> dict[int, list[tuple[str, Callable[[], str]]]]
         if id(node) in unread:
             continue
         for line, what, change in _changes(node, unread):
-            known = [name for name, _ in found.get(line, [])]
-            name = what if what not in known else f"{what} ({known.count(what) + 1} of its line)"
+            count = sum(name.partition(" (")[0] == what for name, _ in found.get(line, []))
+            name = what if not count else f"{what} ({count + 1} of its line)"
             made = _Planted(tree, index, change)
             found.setdefault(line, []).append((name, made))
     return found
