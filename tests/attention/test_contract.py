@@ -133,6 +133,8 @@ def test_cache_bytes_per_token(name, numbers):
         layer(torch.randn(B, N, C), is_causal=True, cache=cache)
     assert cache.num_bytes == B * N * numbers * 4
     assert cache.allocated_bytes >= cache.num_bytes
+    memory = layer.remember(torch.randn(B, 7, C)).cache  # which does not grow
+    assert memory.allocated_bytes == memory.num_bytes == B * 7 * numbers * 4
 
 
 def test_cache_of_another_batch_is_refused():

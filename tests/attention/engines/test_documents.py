@@ -12,6 +12,7 @@ from lit_probattn.attention import (
     FiSHAttention,
     LinearAttention,
     MGKAttention,
+    MLKAttention,
     SoftmaxAttention,
 )
 from lit_probattn.attention.packing import Packing
@@ -244,9 +245,14 @@ def test_what_packed_documents_have_no_place_for_is_refused():
         FiSHAttention(C, 4, head_dim=E, num_global_heads=2, dropout=0.1)(
             x, cu_seqlens=bounds, rng=RandomKey(0, sample_ids=torch.tensor([1]))
         )
-    for ask in ("scores",):
+    mgk, mlk = LAYERS["mgk"](), MLKAttention(C, H, head_dim=E)
+    gaussian = SoftmaxAttention(C, H, head_dim=E, score="gaussian")
+    for asked, ask in (
+        *((layer, "scores"), (gaussian, "gaussians"), (mgk, "gaussians")),
+        *((mgk, "posterior"), (mlk, "posterior")),
+    ):
         with pytest.raises(NotImplementedError, match="packed documents"):
-            getattr(layer.core, ask)(layer.call(x, packing=Packing(bounds)))
+            getattr(asked.core, ask)(asked.call(x, packing=Packing(bounds)))
 
 
 def test_bounds_are_no_constants_of_a_program():

@@ -75,6 +75,14 @@ def test_heads_that_are_views_of_tokens():
         torch.testing.assert_close(a, b, atol=1e-11, rtol=1e-11)
 
 
+@pytest.mark.parametrize("name", MAPS)
+def test_predictions_of_memory_run_it_without_numbers(name):
+    inputs = [x.to("meta") for x in draw(2, 6, 3, 45, 5, 7, (name, name))]
+    found = causal_average(*inputs, row_map=name, col_map=name)
+    assert found.is_meta
+    assert found.shape == (2, 6, 45, 7)
+
+
 def test_rows_without_a_sum_give_zeros_and_faint_ones_no_gradient():
     inputs = draw(1, 1, 1, 6, 3, 2, ("relu", "relu"))
     query, key, _ = inputs

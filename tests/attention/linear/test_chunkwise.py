@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from lit_probattn.attention import KVCache, LinearAttention, MLKAttention, ReleasedLinearAttention
 from lit_probattn.attention.linear.chunkwise import _spans, causal_product, chunk_length
@@ -54,6 +55,13 @@ def test_product_and_gradients_equal_direct_sums(
         for outs in (found, expected)
     ]
     for a, b in [*zip(found, expected, strict=True), *zip(*grads, strict=True)]:
+        torch.testing.assert_close(a, b, atol=1e-13, rtol=1e-13)
+
+
+def test_a_recorded_graph_computes_the_product():
+    inputs = [t.detach() for t in draw(13, 13, 2, 1)]
+    graph = make_fx(lambda *x: causal_product(*x[:3], state=x[3], chunk=4, span=8))(*inputs)
+    for a, b in zip(graph(*inputs), direct(*inputs), strict=True):
         torch.testing.assert_close(a, b, atol=1e-13, rtol=1e-13)
 
 

@@ -151,7 +151,7 @@ def test_code_lra_soft_updates_priors_at_every_forward(name):
     pi = torch.full((H, N), 0.5, dtype=torch.float64)
     for _ in range(3):
         x, mask = draw()
-        x = 3 * x  # far queries: the 1e-6 matters
+        x, mask[:, 4] = 3 * x, False  # far queries: the 1e-6 matters; a key that no query counts
         q, (k1, k2) = heads(layer.query_proj, x), keys(layer, x)
         real = mask[:, None, None, :].double()
         d1, d2 = (torch.exp(-squared(q, k) / (2 * E**0.5)) * real for k in (k1, k2))
@@ -161,8 +161,8 @@ def test_code_lra_soft_updates_priors_at_every_forward(name):
         torch.testing.assert_close(layer(x, key_mask=mask), finish(layer, out), **TOLERANCE)
         gamma = pi[:, None] * d1 / (density + 1e-6)
         numerator = torch.einsum("bi,bhij->hj", mask.double(), gamma)
-        count = torch.einsum("bi,bj->j", mask.double(), mask.double()) + 1e-6
-        pi = (numerator / count).detach()
+        count = torch.einsum("bi,bj->j", mask.double(), mask.double())
+        pi = torch.where(count > 0, numerator / (count + 1e-6), pi).detach()
         stored = layer.core.prior.value
         torch.testing.assert_close(stored[:, 0, :N], pi, **TOLERANCE)
         torch.testing.assert_close(stored.sum(1), torch.ones(H, 17).double(), **TOLERANCE)

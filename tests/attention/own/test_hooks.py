@@ -9,7 +9,13 @@ import pytest
 import torch
 
 from lit_probattn import swap
-from lit_probattn.attention import Attention, GatedAttention, MGKAttention, SoftmaxAttention
+from lit_probattn.attention import (
+    Attention,
+    GatedAttention,
+    MGKAttention,
+    SoftmaxAttention,
+    backends,
+)
 from lit_probattn.attention.cost.own import with_gate
 from lit_probattn.attention.own import contract
 from lit_probattn.attention.own.contract import CHECKS, EMBED, HEAD
@@ -43,7 +49,7 @@ class Tempered(Dots):
         return self.power(x).exp().mT[..., None]
 
     def normalise(self, scores, query, key, side):
-        return (scores * side).softmax(-1)
+        return super().normalise(scores * side)
 
     def mix_weights(self, weights):
         return 0.5 * weights + 0.5 * weights.mean(1, keepdim=True)
@@ -145,6 +151,27 @@ def test_a_check_without_a_supporting_backend_fails(check, monkeypatch):
     monkeypatch.setattr(contract, "cpu_backends", lambda layer: [])
     with pytest.raises(AssertionError, match="no CPU backend supports"):
         CHECKS[check].run(partial(Dots, EMBED, H, head_dim=HEAD))
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        *("causality", "padding", "masks of pairs", "masks of heads", "bias", "rows without keys"),
+        *("gradients", "backends", "cross-attention", "dropout", "documents"),
+    ],
+)
+def test_a_check_runs_every_backend(check, monkeypatch):
+    """A fault of one backend is not hidden by another, which `auto` selects."""
+    ran, choose = set(), backends.choose
+
+    def recorded(*call):
+        ran.add(choose(*call))
+        return choose(*call)
+
+    monkeypatch.setattr(backends, "choose", recorded)
+    monkeypatch.setattr(contract, "WAYS", contract.WAYS[:1])
+    CHECKS[check].run(partial(Dots, EMBED, H, head_dim=HEAD))
+    assert ran == {"reference", "blockwise"}
 
 
 # ---- examples ----------------------------------------------------------------------------------

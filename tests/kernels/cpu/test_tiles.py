@@ -206,6 +206,9 @@ def test_double_precision_is_exact(form, rows, cols, seed, options):
     largest = max(size for *_, size in found)  # a gradient of zero is a sum of others' size
     for error, *_ in found:
         assert error <= 1e-13 * (1.0 + largest)
+    if call.key_mask is not None:
+        (grad,) = torch.autograd.grad(attend(call).sum(), call.value)
+        assert not grad.transpose(1, 2)[~call.key_mask].any()  # exactly zero
 
 
 SIZES = [5, 32, 130]

@@ -27,6 +27,7 @@ MLK = "lit_probattn.attention.MLKAttention"
 FISH = "lit_probattn.attention.FiSHAttention"
 GFISH = {"num_global_heads": 2, "mixer": "mlp", "mixing_bias": "all"}
 
+HEAD = 15  # PyTorch's kernel pads it to 16 on a CPU; with further coordinates it is larger
 VARIANTS = {
     "softmax": (SOFTMAX, {}),
     "gaussian": (SOFTMAX, {"score": "gaussian"}),
@@ -46,7 +47,7 @@ VARIANTS = {
 
 
 def points(variants, backend, mode, **model):
-    spec = {"kind": "attention", "head_dim": 8, **model}
+    spec = {"kind": "attention", "head_dim": HEAD, **model}
     config = SweepConfig.model_validate(
         {
             "name": "t",
@@ -164,7 +165,7 @@ def test_all_three_attentions_of_an_encoder_decoder_are_counted(backend):
         inputs = make_inputs(point, "meta")
         with torch.no_grad():
             counts = torch_flops_by_module(model, lambda: model(inputs))
-    calls, n, c, width = 2, 40, 24, 4 * 8
+    calls, n, c, width = 2, 40, 24, 4 * HEAD
     by_hand = calls * (4 * n * c * width + 2 * n * n * width)
     layers = {name: m for name, m in model.named_modules() if isinstance(m, SoftmaxAttention)}
     assert len(layers) == 6
@@ -325,10 +326,12 @@ def test_terms_lead_from_macs_to_the_papers_count(k, shifted):
         if k == 1
         else MGKAttention(c, h, head_dim=e, bias=False, num_components=k, shifted_keys=shifted)
     )
-    terms = layer.cost(n).terms
-    assert terms[0].operations == 2 * layer.cost(n).macs
+    cost = layer.cost(n)
+    terms = cost.terms
+    assert terms[0].operations == 2 * cost.macs
     totals = [t.operations for t in terms if t.is_total]
-    assert totals[1] == layer.cost(n).paper_flops
+    assert totals[1] == cost.paper_flops
+    assert totals[-1] == (cost.paper_flops_printed or cost.paper_flops)
     assert sum(t.operations for t in terms if not t.is_total) == totals[-1] - totals[0]
 
 
