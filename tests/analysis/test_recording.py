@@ -65,6 +65,14 @@ def test_model_computes_the_same_and_calls_explain_the_layers(task, tmp_path):
         torch.testing.assert_close(made, expected, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize(("task", "part"), [("pair", "model"), ("picture", "ema.module")])
+def test_a_moving_average_is_opened_in_place_of_the_weights(task, part, tmp_path):
+    path = checkpoint(tmp_path, task, "SoftmaxAttention")
+    stored = torch.load(path, weights_only=True)["state_dict"]
+    for name, tensor in opened(path).task.model.state_dict().items():
+        assert torch.equal(tensor, stored[f"{part}.{name}"]), name
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_one_sequence_alone_has_its_part_of_the_maps(causal):
     lengths = torch.tensor([7, 11])

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+import sys
 import weakref
 from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import RichProgressBar
 from torch import nn
 
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.training import callbacks
-from lit_probattn.training.callbacks import PlainProgress, RunRecord, SameSources, Throughput
+from lit_probattn.training.callbacks import (
+    PlainProgress,
+    RunRecord,
+    SameSources,
+    Throughput,
+    make_progress_bar,
+)
 from lit_probattn.training.evaluation import TestScores
 from lit_probattn.training.run_record import read_starts
 
@@ -52,6 +60,12 @@ def test_progress_that_is_disabled_prints_nothing_until_it_is_enabled(progress, 
     progress.bar.enable()
     progress(4, 120.0)
     assert capsys.readouterr().out.startswith("step  4/10")
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_bar_is_drawn_on_a_terminal_only(is_terminal, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: is_terminal))
+    assert isinstance(make_progress_bar(), RichProgressBar) == is_terminal
 
 
 @pytest.mark.parametrize(

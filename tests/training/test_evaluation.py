@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -40,14 +41,21 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("right", "above"), [(17, False), (18, True)])
-def test_chance_is_the_most_frequent_label(right, above):
-    """12 of 30 are of class 1: 0.4, and 1.96 standard errors of 0.0894 are 0.1753; 17.3 of 30."""
-    samples = SampleCount()
+def test_chance_is_the_most_frequent_label(right, above, monkeypatch):
+    """12 of 30 are of class 1: 0.4, and 1.96 standard errors of 0.0894 are 0.1753; 17.3 of 30.
+
+    Two ranks have the batches in turn.
+    """
+    samples, other, sent = SampleCount(), SampleCount(), []
     for first in range(0, 30, 7):
         ids = torch.arange(first, first + 7)
         target = (ids % 5 < 2).long() + 2 * (ids % 5 > 3).long()
         batch = {"sample_ids": torch.where(ids < 30, ids, -1), "target": target}
-        samples.on_test_batch_end(None, None, None, batch)
+        (samples, other)[first % 2].on_test_batch_end(None, None, None, batch)
+    gather = "lit_probattn.training.evaluation.gather_objects"
+    monkeypatch.setattr(gather, lambda own: sent.append(own) or [own])
+    other.on_test_end()
+    monkeypatch.setattr(gather, lambda own: [own, sent.pop(0)])
     samples.on_test_end()
     assert samples.count == 30
     assert samples.most_frequent_label == 0.4
@@ -157,7 +165,7 @@ def test_predictions_of_a_part_have_a_name_of_their_own(trained):
 
 def test_predictions_of_all_ranks_are_one_table_in_the_order_of_samples(tmp_path, monkeypatch):
     def rows(*ids):
-        return {"sample_id": torch.tensor(ids), "target": torch.tensor(ids) * 10}
+        return {"sample_id": torch.tensor(ids), "target": torch.tensor(ids) * 10.0}
 
     other = predictions_frame([rows(1), rows(3)])
     monkeypatch.setattr("lit_probattn.training.callbacks.gather_objects", lambda own: [own, other])
@@ -168,6 +176,7 @@ def test_predictions_of_all_ranks_are_one_table_in_the_order_of_samples(tmp_path
     table = pd.read_parquet(tmp_path / "predictions.parquet")
     assert table["sample_id"].tolist() == [0, 1, 2, 3, 4]
     assert table["target"].tolist() == [0, 10, 20, 30, 40]
+    assert table["target"].dtype == np.float32  # as it was given
 
 
 def test_an_option_that_the_runs_version_did_not_have_is_no_difference(trained):

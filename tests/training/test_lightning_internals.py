@@ -42,7 +42,7 @@ class Probe(pl.Callback):
         assert trainer._logger_connector._first_loop_iter == before
 
     def on_validation_end(self, trainer, pl_module):
-        self.validations += 1
+        self.validations += trainer.validating
 
 
 class Notes(pl.loggers.Logger):

@@ -14,7 +14,13 @@ import torch
 from lit_probattn.cli.app import main
 from lit_probattn.tasks import SequenceClassifier
 from lit_probattn.training.checkpoints import list_checkpoints, load_checkpoint
-from lit_probattn.training.preemption import StopSignals, job_name, requeue
+from lit_probattn.training.preemption import (
+    StopSignals,
+    agree_on_restart,
+    is_restart,
+    job_name,
+    requeue,
+)
 from lit_probattn.training.run_record import read_starts
 from lit_probattn.training.saving import RunCheckpoint
 from tests.support.runs import (
@@ -242,6 +248,15 @@ def test_a_run_that_died_after_steps_but_before_a_checkpoint_begins_again(
         (None, True),
     ]
     assert_equal_runs(version, uninterrupted)
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("other", [False, True])
+def test_a_restart_of_one_rank_is_one_of_all(own, other, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(int(own)))
+    monkeypatch.setattr("lit_probattn.training.preemption.gather_objects", lambda _: [own, other])
+    agree_on_restart()
+    assert is_restart() == (own or other)
 
 
 def test_requeue_says_what_failed(monkeypatch, tmp_path):

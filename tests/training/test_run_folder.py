@@ -170,6 +170,20 @@ def test_a_named_version_that_another_process_holds_is_refused(tmp_path):
     assert plan(tmp_path, config(), None, version="mine").created
 
 
+def test_a_folder_that_another_command_used_meanwhile_is_neither_taken_nor_locked(
+    tmp_path, monkeypatch
+):
+    def late(path):
+        if path.parent.name == "0":
+            (path.parent / "notes.txt").touch()
+        return hold(path)
+
+    monkeypatch.setattr("lit_probattn.training.run_folder.hold", late)
+    assert plan(tmp_path, config(), None).folder.name == "1"
+    with claim(tmp_path / "name/0" / LOCK) as handle:
+        assert handle is not None
+
+
 def test_the_lock_ends_with_its_process_and_is_not_inherited(tmp_path):
     def killed() -> int:
         assert hold(tmp_path / LOCK) is None
