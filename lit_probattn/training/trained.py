@@ -186,7 +186,7 @@ def _load_weights(task: nn.Module, state: dict[str, Tensor], checkpoint: Path) -
     try:
         task.load_state_dict(state)
     except RuntimeError as error:
-        lines = [line.strip() for line in str(error).splitlines()[1:4]]
+        lines = [line.strip() for line in str(error).splitlines()[1:]]
         raise ConfigError(
             f"{checkpoint.name} does not match the configuration: {' '.join(lines)[:300]}"
         ) from error
