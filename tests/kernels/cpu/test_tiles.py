@@ -204,6 +204,9 @@ def test_double_precision_is_exact(form, rows, cols, seed, options):
     call, masks, dropout = made(form, rows, cols, seed, torch.float64, **options)
     found = compared(call, masks, dropout)
     largest = max(size for *_, size in found)  # a gradient of zero is a sum of others' size
+    if form == "power":  # the slope of log |q·k| multiplies the rounding errors of one visible key
+        groups = call.query.unflatten(1, (call.key.shape[1], -1))
+        largest /= min(1.0, float((groups @ call.key.mT).detach().abs().min()))
     for error, *_ in found:
         assert error <= 1e-13 * (1.0 + largest)
     if call.key_mask is not None:
