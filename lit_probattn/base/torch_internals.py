@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._library.custom_ops import get_library_allowing_overwrite as library_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as outside_modes
@@ -35,6 +36,7 @@ __all__ = [
     "is_exporting",
     "is_proxied",
     "is_transformed",
+    "library_of",
     "loopback_store",
     "open_multi_head_attention",
     "outside_functions",

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from lit_probattn.base.graphs import reject_second_derivative
-from lit_probattn.base.torch_internals import below_autograd, outside_graphs, packet_of
+from lit_probattn.base.torch_internals import below_autograd, library_of, outside_graphs, packet_of
 
 # `torch.library.custom_op` does the same with more bookkeeping at each call: half of its time for
 # operators with as many arguments, of which a layer at short sequences has little to hide it.
 _PREFIX = "lit_probattn::"
-_library = torch.library.Library(_PREFIX.removesuffix("::"), "FRAGMENT")
 
 # Implementations of the operators by name, for tools that count their launches.
 IMPLEMENTATIONS: dict[str, Callable[..., tuple[Tensor, ...]]] = {}
@@ -56,27 +55,36 @@ def new_gradients(
     return tuple(found)
 
 
-def _defined(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
-    """Define `lit_probattn::<schema>`, without a derivative yet; return it."""
-    name = schema.partition("(")[0]
-    _library.define(schema, tags=torch.Tag.pt2_compliant_tag)
-    _library.impl(name, outside_graphs(run), "CompositeExplicitAutograd")
-    torch.library.register_fake(_PREFIX + name, fake, lib=_library)
-    IMPLEMENTATIONS[_PREFIX + name] = run
-    operator: Callable[..., Any] = getattr(getattr(torch.ops, _library.ns), name).default
-    return operator
+class _Operator:
+    """`lit_probattn::<schema>`, defined anew if the package is imported again.
 
+    Args:
+        schema: name, arguments and results.
+        run: the implementation.
+        fake: returns empty results.
+    """
 
-def _differentiate(operator: Any, apply: Callable[..., Any]) -> None:
-    """Let `apply`, of an autograd function that calls the operator, compute its gradients."""
+    def __init__(self, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
+        name, space = schema.partition("(")[0], _PREFIX.removesuffix("::")
+        self._library = library_of(space, name)
+        self._library.define(schema, tags=torch.Tag.pt2_compliant_tag)
+        self._library.impl(name, outside_graphs(run), "CompositeExplicitAutograd")
+        torch.library.register_fake(_PREFIX + name, fake, lib=self._library)
+        IMPLEMENTATIONS[_PREFIX + name] = run
+        self.overload: Callable[..., Any] = getattr(getattr(torch.ops, space), name).default
 
-    def call(*args: Any) -> Any:
-        if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args):
-            return apply(*args)
-        with below_autograd():
-            return operator(*args)
+    def differentiate(self, apply: Callable[..., Any]) -> None:
+        """Let `apply`, of an autograd function that calls the operator, compute its gradients."""
+        operator: Any = self.overload
 
-    _library.impl(operator, call, "Autograd")
+        def call(*args: Any) -> Any:
+            tensors = (x for x in args if isinstance(x, Tensor))
+            if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+                return apply(*args)
+            with below_autograd():
+                return operator(*args)
+
+        self._library.impl(operator, call, "Autograd")
 
 
 class _WithoutDerivative(torch.autograd.Function):
@@ -167,16 +175,18 @@ def define_operators(
     def run_forward(*args: Any) -> Any:
         return alone(forward(inputs(*args)))
 
-    first = _defined(
+    whole = _Operator(
         f"{names[0]}({schema}) -> {returns(num_outputs)}",
         run_forward,
         lambda *args: alone(new_outputs(inputs(*args))),
     )
-    second = _defined(
+    gradient = _Operator(
         f"{names[1]}({', '.join(before)}, {schema}, bool[] wanted) -> {returns(len(gradients))}",
         run_backward,
         fake_backward,
     )
+
+    first, second = whole.overload, gradient.overload
 
     class Differentiated(torch.autograd.Function):
         @staticmethod
@@ -210,8 +220,8 @@ def define_operators(
             }
             return tuple(made.get(name) for name in fields)
 
-    _differentiate(first, Differentiated.apply)
-    _differentiate(second, functools.partial(_WithoutDerivative.apply, second))
+    whole.differentiate(Differentiated.apply)
+    gradient.differentiate(functools.partial(_WithoutDerivative.apply, second))
     if flops is None:
         return first
     from torch.utils.flop_counter import register_flop_formula

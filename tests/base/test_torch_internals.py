@@ -290,3 +290,11 @@ def test_functions_outside_of_graphs_run_as_they_are():
     assert traced == [False, False]
     inner = torch.compile(lambda x: x + constant("ab"), backend="eager", fullgraph=True)
     assert inner(torch.ones(1)).tolist() == [3.0]
+
+
+def test_an_operator_can_be_defined_again():
+    for result in (1, 2):
+        library = torch_internals.library_of("lit_probattn_test", "again")
+        library.define("again(Tensor x) -> Tensor")
+        library.impl("again", lambda x, result=result: x * result, "CompositeExplicitAutograd")
+        assert torch.ops.lit_probattn_test.again(torch.ones(2)).tolist() == [result] * 2
