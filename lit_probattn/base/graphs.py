@@ -12,6 +12,7 @@ from torch import Tensor
 from lit_probattn.base.torch_internals import is_exporting, is_proxied, is_transformed
 
 __all__ = [
+    "NO_SECOND_DERIVATIVE",
     "Graph",
     "is_symbol",
     "is_transformed",
@@ -26,6 +27,9 @@ __all__ = [
 Graph = Literal["compiled", "exported"]
 
 _Backward = Callable[..., Any]
+NO_SECOND_DERIVATIVE = (
+    'create_graph=True: this attention backend has no second derivative; use backend="reference"'
+)
 
 
 def written() -> Graph | None:
@@ -68,10 +72,7 @@ def reject_second_derivative() -> None:
         NotImplementedError: the backward pass runs with `create_graph=True`.
     """
     if torch.is_grad_enabled() and written() is None:
-        raise NotImplementedError(
-            "create_graph=True: this attention backend has no second derivative; use "
-            'backend="reference"'
-        )
+        raise NotImplementedError(NO_SECOND_DERIVATIVE)
 
 
 def reject_nested(name: str, tensor: Tensor) -> None:

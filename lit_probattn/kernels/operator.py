@@ -9,11 +9,11 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor
 
-from lit_probattn.base.graphs import reject_second_derivative
+from lit_probattn.base.graphs import NO_SECOND_DERIVATIVE, reject_second_derivative
 from lit_probattn.base.torch_internals import below_autograd, library_of, outside_graphs, packet_of
 
-# `torch.library.custom_op` does the same with more bookkeeping at each call: half of its time for
-# operators with as many arguments, of which a layer at short sequences has little to hide it.
+# `torch.library.custom_op` defines the same, but a call through its bookkeeping takes about twice
+# as long, which short sequences do not hide.
 _PREFIX = "lit_probattn::"
 
 # Implementations of the operators by name, for tools that count their launches.
@@ -88,7 +88,11 @@ class _Operator:
 
 
 class _WithoutDerivative(torch.autograd.Function):
-    """An operator whose derivative nobody can ask for without an error."""
+    """Operator of a backward pass.
+
+    Raises:
+        NotImplementedError: it is differentiated.
+    """
 
     @staticmethod
     def forward(ctx: Any, operator: Callable[..., Any], *args: Any) -> Any:
@@ -97,9 +101,7 @@ class _WithoutDerivative(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        raise NotImplementedError(
-            'this attention backend has no second derivative; use backend="reference"'
-        )
+        raise NotImplementedError(NO_SECOND_DERIVATIVE)
 
 
 def define_operators(
