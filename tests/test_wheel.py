@@ -132,7 +132,6 @@ COMMANDS = [
         "configs/profiling/lm_cuda.yaml",
         "--dry-run",
     ),
-    ("python", "-m", "profiling", "study", "fish_memory", "--help"),
     ("python", "-m", "lit_probattn.analysis"),
 ]
 

@@ -9,25 +9,25 @@ import torch
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.attention.backends import GPU_BACKENDS, engines_of
+from lit_probattn.attention.engines import blocks
 from lit_probattn.attention.mgk.core import MGKCore
 from lit_probattn.attention.softmax import SoftmaxCore
 from lit_probattn.randomness import RandomKey
 from tests.attention.mgk.oracles import mgk_oracle, softmax_oracle
 from tests.support.helpers import (
-    largest_difference,
-    record_parity,
+    assert_equals_the_sums,
+    assert_same,
+    make_call,
     run_with_gradients,
     skip_without_library,
-    use_backend,
     use_oracle,
 )
 from tests.support.slow import FEWER, every_nth, some_of
 
-BATCH, EMBED, HEAD = 2, 11, 5
+EMBED, HEAD = 11, 5
 SHAPES = [(13, 13), (7, 17), (17, 7), (1, 19), (3, 1)]
 MASKS = ["none", "key", "pairs", "key+pairs+bias"]
 COMBINATIONS = list(itertools.product(SHAPES, MASKS, (False, True)))
-TOLERANCE = 1e-12  # float64, sums of at most 57 terms of order one
 
 SOFTMAX = {
     "softmax": {"num_heads": 3},
@@ -101,65 +101,13 @@ def make_layer(cls, options, **extra):
     return layer
 
 
-def make_call(layer, num_queries, num_keys, masks, is_causal, rng=None):
-    """Return the inputs (query, key, value, bias) and the call on them."""
-    generator = torch.Generator().manual_seed(num_queries * 100 + num_keys)
-
-    def draw(*shape):
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    def coin(*shape):
-        return torch.rand(*shape, generator=generator) < 0.6
-
-    key_mask = coin(BATCH, num_keys) if "key" in masks else None
-    if key_mask is not None:
-        key_mask[1] = False  # a sample with no real token
-    pairs = coin(BATCH, 1, num_queries, num_keys) if "pairs" in masks else None
-    bias = draw(1, layer.num_heads, num_queries, num_keys)
-    inputs = [draw(BATCH, num_queries, EMBED), *(draw(BATCH, num_keys, EMBED) for _ in range(2))]
-    inputs += [bias] if "bias" in masks else []
-
-    def call(leaves):
-        leaf_bias = leaves[3] if len(leaves) > 3 else None
-        if leaf_bias is not None and layer.backend == "sdpa":
-            leaf_bias = leaf_bias.detach()  # the fused path refuses a bias that wants a gradient
-        return layer(
-            *leaves[:3],
-            key_mask=key_mask,
-            attn_mask=pairs,
-            is_causal=is_causal,
-            bias=leaf_bias,
-            rng=rng,
-        )
-
-    return inputs, call
-
-
 @pytest.mark.usefixtures("nan_filled_empties")
 @pytest.mark.parametrize("share", FEWER)
 @pytest.mark.parametrize(("cls", "oracle", "name", "options", "backend"), PAIRS)
 def test_backend_equals_the_sums(cls, oracle, name, options, backend, share):
     layer = make_layer(cls, options)
-    for (rows, cols), masks, is_causal in some_of(COMBINATIONS, share, name, backend):
-        inputs, call = make_call(layer, rows, cols, masks, is_causal)
-        use_oracle(layer, oracle)
-        expected = run_with_gradients(layer, inputs, call)
-        use_backend(layer, backend)
-        found = run_with_gradients(layer, inputs, call)
-        if backend == "sdpa" and "bias" in masks:
-            expected[1].pop("input3")
-        out, grad = largest_difference(found, expected)
-        record_parity(
-            variant=name,
-            backend=backend,
-            masks=masks,
-            causal="yes" if is_causal else "no",
-            shape=f"{rows}x{cols}",
-            out=out,
-            grad=grad,
-        )
-        assert out < TOLERANCE, (rows, cols, masks, is_causal)
-        assert grad < TOLERANCE * 10, (rows, cols, masks, is_causal)
+    for case in some_of(COMBINATIONS, share, name, backend):
+        assert_equals_the_sums(layer, oracle, [backend], case, variant=name)
 
 
 @pytest.mark.parametrize("backend", ["reference", "blockwise", "native"])
@@ -175,40 +123,27 @@ def test_backend_equals_the_sums(cls, oracle, name, options, backend, share):
 def test_dropout_draws_the_same_pairs(cls, oracle, options, backend):
     layer = make_layer(cls, options, dropout=0.3)
     rng = RandomKey(3, step=5, sample_ids=torch.tensor([41, 7]), layer=2)
+    assert_equals_the_sums(layer, oracle, [backend], ((13, 19), "key", True), rng=rng)
     inputs, call = make_call(layer, 13, 19, "key", True, rng)
-    use_oracle(layer, oracle)
-    expected = run_with_gradients(layer, inputs, call)
-    use_backend(layer, backend)
-    out, grad = largest_difference(run_with_gradients(layer, inputs, call), expected)
-    assert out < TOLERANCE
-    assert grad < TOLERANCE * 10
+    kept, _ = run_with_gradients(layer, inputs, call)
     layer.eval()
-    without = run_with_gradients(layer, inputs, call)
-    assert largest_difference(without, expected)[0] > 1e-3
+    assert (run_with_gradients(layer, inputs, call)[0] - kept).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("backend", "budget"),
-    [
-        ("blockwise", "lit_probattn.attention.engines.blocks.BLOCK_SCORES"),
-    ],
-)
 @pytest.mark.parametrize(
     ("cls", "options"),
     [(SoftmaxAttention, {}), (MGKAttention, {}), (MGKAttention, {"shifted_keys": True})],
 )
-def test_blocks_of_any_size_agree(cls, options, backend, budget, monkeypatch):
+def test_blocks_of_any_size_agree(cls, options, monkeypatch):
     layer = make_layer(cls, {"num_heads": 3, **options}, dropout=0.2)
     rng = RandomKey(0, sample_ids=torch.tensor([1, 2]))
     inputs, call = make_call(layer, 17, 17, "key+pairs+bias", True, rng)
     layer.backend = "reference"
     expected = run_with_gradients(layer, inputs, call)
-    use_backend(layer, backend)
+    layer.backend = "blockwise"
     for scores in (1, 500, 1200, 1 << 20):  # rows of a head, a head, heads of both samples, all
-        monkeypatch.setattr(budget, {"cpu": scores, "cuda": scores})
-        out, grad = largest_difference(run_with_gradients(layer, inputs, call), expected)
-        assert out < TOLERANCE
-        assert grad < TOLERANCE * 10
+        monkeypatch.setattr(blocks, "BLOCK_SCORES", {"cpu": scores, "cuda": scores})
+        assert_same(run_with_gradients(layer, inputs, call), expected)
 
 
 FAST_PAIRS = every_nth(6, [p for p in PAIRS if p.values[-1] != "reference"])

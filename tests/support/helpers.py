@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from lit_probattn.attention import Attention
     from lit_probattn.attention.backends import Backend
+    from lit_probattn.randomness import RandomKey
 
 # One dict per comparison of a backend with independently written float64 sums.
 PARITY_ROWS: list[dict[str, object]] = []
@@ -148,9 +149,90 @@ def as_backend(oracle: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return backend
 
 
-def record_parity(**row: object) -> None:
-    """Add a row to the table that is printed at the end of the run."""
-    PARITY_ROWS.append(row)
+def make_call(
+    layer: Attention,
+    num_queries: int,
+    num_keys: int,
+    masks: str = "none",
+    is_causal: bool = False,
+    rng: RandomKey | None = None,
+) -> tuple[list[Tensor], Callable[[list[Tensor]], Tensor]]:
+    """Return inputs of two samples in float64 (query, key, value, bias), and the call on them.
+
+    Args:
+        masks: `key` (the second sample has no real token), `pairs` and `bias`, joined by `+`.
+    """
+    generator = torch.Generator().manual_seed(num_queries * 100 + num_keys)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    def coin(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=generator) < 0.6
+
+    key_mask = coin(2, num_keys) if "key" in masks else None
+    if key_mask is not None:
+        key_mask[1] = False
+    pairs = coin(2, 1, num_queries, num_keys) if "pairs" in masks else None
+    bias = [normal(1, layer.num_heads, num_queries, num_keys)] if "bias" in masks else []
+    inputs = [normal(2, n, layer.embed_dim) for n in (num_queries, num_keys, num_keys)]
+
+    def call(leaves: list[Tensor]) -> Tensor:
+        bias = leaves[3] if len(leaves) > 3 else None
+        if bias is not None and layer.backend == "sdpa":
+            bias = bias.detach()  # PyTorch's fused attention refuses a bias that wants a gradient
+        given = {"key_mask": key_mask, "attn_mask": pairs, "bias": bias}
+        return layer(*leaves[:3], is_causal=is_causal, rng=rng, **given)
+
+    return [*inputs, *bias], call
+
+
+def assert_same(
+    found: tuple[Tensor, dict[str, Tensor]],
+    expected: tuple[Tensor, dict[str, Tensor]],
+    tolerance: float = 1e-12,
+    case: object = "",
+) -> tuple[float, float]:
+    """Compare outputs, and gradients with ten times the tolerance; return both differences."""
+    out, grad = largest_difference(found, expected)
+    assert out < tolerance, case
+    assert grad < 10 * tolerance, case
+    return out, grad
+
+
+def assert_equals_the_sums(
+    layer: Attention,
+    oracle: Callable[..., Tensor],
+    backends: Sequence[str],
+    case: tuple[tuple[int, int], str, bool],
+    *,
+    variant: str = "",
+    rng: RandomKey | None = None,
+    tolerance: float = 1e-12,
+) -> dict[str, Tensor]:
+    """Compare backends with an oracle, output and every gradient; return the last gradients.
+
+    Args:
+        case: numbers of queries and keys, masks of `make_call`, and whether the call is causal.
+        variant: name of the layer in the table at the end of the run; empty means no row.
+        tolerance: of the output in float64; the default suits sums of up to 57 terms of order one.
+    """
+    (rows, cols), masks, is_causal = case
+    inputs, call = make_call(layer, rows, cols, masks, is_causal, rng)
+    use_oracle(layer, oracle)
+    output, grads = run_with_gradients(layer, inputs, call)
+    found: dict[str, Tensor] = {}
+    for backend in backends:
+        use_backend(layer, backend)
+        result = run_with_gradients(layer, inputs, call)
+        wanted = grads if layer.backend != "sdpa" else {**grads, "input3": torch.zeros(())}
+        out, grad = assert_same(result, (output, wanted), tolerance, (backend, *case))
+        found = result[1]
+        if variant:
+            causal, shape = ("yes" if is_causal else "no"), f"{rows}x{cols}"
+            place = {"variant": variant, "backend": backend, "masks": masks, "shape": shape}
+            PARITY_ROWS.append({**place, "causal": causal, "out": out, "grad": grad})
+    return found
 
 
 def parity_table(rows: list[dict[str, object]]) -> str:

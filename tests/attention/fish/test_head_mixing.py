@@ -11,15 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lit_probattn.attention import FiSHAttention, SoftmaxAttention
 from lit_probattn.attention.own.contract import CHECKS
-from tests.attention.fish.test_backends import make_call
 from tests.attention.mgk.oracles import combine
-from tests.support.helpers import (
-    cpu_backends,
-    largest_difference,
-    run_with_gradients,
-    use_backend,
-    use_oracle,
-)
+from tests.support.helpers import assert_equals_the_sums, cpu_backends
 from tests.support.slow import FEWER, some_of, taking_turns
 
 BATCH, EMBED, HEAD = 2, 11, 5
@@ -36,7 +29,6 @@ MIXINGS = {
 ON = pytest.mark.parametrize("mix_on", ["query", "key"])
 EVERY = pytest.mark.parametrize("name", MIXINGS)
 CALLS = [((13, 13), "none", True), ((5, 17), "key", False), ((17, 7), "key+pairs+bias", False)]
-TOLERANCE = 1e-12
 
 
 def mixed(mix_on, name="mlp", **more):
@@ -91,15 +83,8 @@ def oracle(
 @pytest.mark.parametrize("share", FEWER)
 def test_every_backend_equals_the_sums(mix_on, name, backend, share):
     layer = mixed(mix_on, name)
-    for (queries, keys), masks, is_causal in some_of(CALLS, share, mix_on, name, backend):
-        inputs, call = make_call(
-            layer, queries, keys, masks, is_causal, None, bias_grad=backend != "sdpa"
-        )
-        use_oracle(layer, oracle)
-        expected = run_with_gradients(layer, inputs, call)
-        use_backend(layer, backend)
-        found = run_with_gradients(layer, inputs, call)
-        assert max(largest_difference(found, expected)) < TOLERANCE
+    for case in some_of(CALLS, share, mix_on, name, backend):
+        assert_equals_the_sums(layer, oracle, [backend], case, tolerance=1e-13)
 
 
 @ON

@@ -11,11 +11,11 @@ from lit_probattn.randomness import RandomKey
 from tests.attention.fish.oracle import draw
 from tests.attention.mgk.oracles import visible_pairs
 from tests.support.helpers import (
+    assert_equals_the_sums,
+    assert_same,
     largest_difference,
-    record_parity,
+    make_call,
     run_with_gradients,
-    use_backend,
-    use_oracle,
 )
 from tests.support.slow import FEWER, some_of
 
@@ -101,55 +101,28 @@ def oracle(
     return torch.stack(outputs, 1)
 
 
-def make_call(layer, num_queries, num_keys, masked, is_causal, rng):
-    generator = torch.Generator().manual_seed(num_queries * 100 + num_keys)
-    lengths = (num_queries, num_keys, num_keys)
-    inputs = [
-        torch.randn(BATCH, n, EMBED, generator=generator, dtype=torch.float64) for n in lengths
-    ]
-    key_mask = None
-    if masked:
-        key_mask = torch.rand(BATCH, num_keys, generator=generator) < 0.6
-        key_mask[1] = False
-
-    def call(leaves):
-        return layer(*leaves, key_mask=key_mask, is_causal=is_causal, rng=rng)
-
-    return inputs, call
-
-
 @pytest.mark.usefixtures("nan_filled_empties")
 @pytest.mark.parametrize("share", FEWER)
 @pytest.mark.parametrize(("name", "noise", "backend"), CASES)
 def test_backend_equals_the_sums(name, noise, backend, share):
     layer = make_layer(VARIANTS[name], noise=noise)
     rng = RandomKey(3, step=5, sample_ids=torch.tensor([41, 7])).fold(2)
-    cases = [(shape, masked, causal) for shape in SHAPES for masked, causal in ((0, 0), (1, 1))]
-    cases += [(SHAPES[0], 1, 0), (SHAPES[0], 0, 1)]
-    for (rows, cols), masked, is_causal in some_of(cases, share, name, noise, backend):
-        inputs, call = make_call(layer, rows, cols, bool(masked), bool(is_causal), rng)
-        use_oracle(layer, oracle)
-        expected = run_with_gradients(layer, inputs, call)
-        use_backend(layer, backend)
-        found = run_with_gradients(layer, inputs, call)
-        out, grad = largest_difference(found, expected)
-        record_parity(
+    both = [("none", False), ("key", True)]
+    cases = [(shape, *settings) for shape in SHAPES for settings in both]
+    cases += [(SHAPES[0], "key", False), (SHAPES[0], "none", True)]
+    for case in some_of(cases, share, name, noise, backend):
+        assert_equals_the_sums(
+            *(layer, oracle, [backend], case),
             variant=f"{name}; noise {noise}",
-            backend=backend,
-            masks="key" if masked else "none",
-            causal="yes" if is_causal else "no",
-            shape=f"{rows}x{cols}",
-            out=out,
-            grad=grad,
+            rng=rng,
+            tolerance=TOLERANCE,
         )
-        assert out < TOLERANCE, (rows, cols, masked, is_causal)
-        assert grad < TOLERANCE * 10, (rows, cols, masked, is_causal)
 
 
 @pytest.mark.parametrize("options", [{}, GENERAL])
 def test_chunks_of_any_size_agree(options, monkeypatch):
     layer = make_layer(options)
-    inputs, call = make_call(layer, 61, 61, True, True, RandomKey(2))
+    inputs, call = make_call(layer, 61, 61, "key", True, RandomKey(2))
     layer.backend = "reference"
     expected = run_with_gradients(layer, inputs, call)
     layer.backend = "blockwise"
@@ -157,9 +130,7 @@ def test_chunks_of_any_size_agree(options, monkeypatch):
         budget = {"cpu": numbers, "cuda": numbers}
         monkeypatch.setattr("lit_probattn.attention.fish.linear.CHUNK_STATES", budget)
         monkeypatch.setattr("lit_probattn.attention.linear.chunkwise.SPAN_PAIRS", budget)
-        out, grad = largest_difference(run_with_gradients(layer, inputs, call), expected)
-        assert out < TOLERANCE
-        assert grad < TOLERANCE * 10
+        assert_same(run_with_gradients(layer, inputs, call), expected, TOLERANCE)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -223,7 +194,7 @@ def test_simplex_mixing_of_equal_heads_is_linear_attention():
 
 def test_dropped_values_agree_between_backends():
     layer = make_layer({}, dropout=0.3)
-    inputs, call = make_call(layer, 13, 13, True, True, RandomKey(2))
+    inputs, call = make_call(layer, 13, 13, "key", True, RandomKey(2))
     layer.backend = "reference"
     expected = run_with_gradients(layer, inputs, call)
     layer.backend = "blockwise"
