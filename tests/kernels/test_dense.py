@@ -186,25 +186,22 @@ def test_keys_whose_prior_is_zero_have_no_weight(family):
 
 
 @pytest.mark.usefixtures("nan_filled_empties")
-@pytest.mark.parametrize(
-    "shape",
-    [
-        (B, 1, 1, L),
-        *(pytest.param(s, marks=pytest.mark.slow) for s in ((1, H, N, L), (B, H, N, 1), (1,) * 4)),
-    ],
-)
-def test_bias_gets_the_gradient_of_what_it_is_broadcast_to(shape):
-    query, key, value = (draw(B, H, n, E) for n in (N, L, L))
-    bias = draw(*shape).requires_grad_()
-    cotangent = draw(B, H, N, E)
-    out = attend(query, key[:, :, None], value, bias=bias, is_causal=True)
-    (found,) = torch.autograd.grad(out, bias, cotangent)
-    seen = torch.ones(N, L, dtype=torch.bool, device=DEVICE).tril(L - N)
-    exact = bias.detach().double().requires_grad_()
-    scores = query.double() @ key.double().mT * E**-0.5 + exact
-    weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
-    (expected,) = torch.autograd.grad(weights @ value.double(), exact, cotangent.double())
-    torch.testing.assert_close(found.double(), expected, atol=3e-5, rtol=1e-4)
+@pytest.mark.parametrize("broadcast", mostly_slow(["HN", "B", "L", "BHNL"], ["HN"]))
+def test_bias_gets_the_gradient_of_what_it_is_broadcast_to(broadcast):
+    for rows, keys in ((N, L), (2, 2)):
+        sizes = {"B": B, "H": H, "N": rows, "L": keys}
+        query, key, value = (draw(B, H, n, E) for n in (rows, keys, keys))
+        bias = draw(*(1 if name in broadcast else size for name, size in sizes.items()))
+        bias.requires_grad_()
+        cotangent = draw(B, H, rows, E)
+        out = attend(query, key[:, :, None], value, bias=bias, is_causal=True)
+        (found,) = torch.autograd.grad(out, bias, cotangent)
+        seen = torch.ones(rows, keys, dtype=torch.bool, device=DEVICE).tril(keys - rows)
+        exact = bias.detach().double().requires_grad_()
+        scores = query.double() @ key.double().mT * E**-0.5 + exact
+        weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+        (expected,) = torch.autograd.grad(weights @ value.double(), exact, cotangent.double())
+        torch.testing.assert_close(found.double(), expected, atol=3e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", mostly_slow(FORMS, ["mgk"]))
