@@ -1,7 +1,8 @@
-"""The interpreter without its repeated preparations computes and cleans up as it did."""
+"""Triton's interpreter with fewer preparations works as before, and what it cannot show is read."""
 
 from __future__ import annotations
 
+import ast
 import sys
 from types import ModuleType
 
@@ -10,6 +11,7 @@ import torch
 import triton.language as tl
 
 from profiling.kernels.triton_internals import once_per_launch, spare_the_interpreter
+from tests.support.paths import ROOT
 
 needs_interpreter = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled")
 
@@ -75,3 +77,16 @@ def test_a_launch_leaves_the_language_as_it_was():
     before = tl.dot
     SoftmaxAttention(8, 2, backend="triton")(torch.zeros(1, 3, 8))
     assert tl.dot is before
+
+
+def test_every_product_says_its_precision():
+    """A GPU rounds float32 factors to tf32 by default; the interpreter never does."""
+    found, silent = 0, []
+    for path in (ROOT / "lit_probattn/kernels").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "tl.dot":
+                found += 1
+                if "input_precision" not in {keyword.arg for keyword in node.keywords}:
+                    silent.append(f"{path.name}:{node.lineno}")
+    assert found > 30
+    assert silent == []
