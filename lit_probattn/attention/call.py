@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -47,6 +48,12 @@ class HeadLayout:
         return self.out if self.gated is None else self.gated
 
 
+def check_scale(scale: float | None) -> None:
+    """Raise a ValueError unless a scale is positive and finite: kernels would return NaN."""
+    if scale is not None and not 0 < scale < math.inf:
+        raise ValueError(f"scale must be positive and finite, received {scale}")
+
+
 @dataclass(frozen=True)
 class HeadCall:
     """One call of attention, projected and split into heads.
@@ -57,7 +64,7 @@ class HeadCall:
             may also be heads, (B, H_k·K, L, E), with the keys of one head adjacent.
         value: (B, H_v, L, E_v).
         masks: allowed pairs of all L keys.
-        scale: factor on the products of queries and keys. None means 1/√E.
+        scale: factor on the products of queries and keys, positive. None means 1/√E.
         dropout: attention dropout of this call.
         rng: identifies the draw of a variant's noise. With None the variant chooses.
         cache: decoding cache that key and value come from, including the new tokens.
@@ -72,6 +79,9 @@ class HeadCall:
             row is one document. Only the masks `key_mask` and `is_causal` are supported with it.
         side: features of each query for the hooks of a variant, (B, …, N, S).
         on: device type of an outline; None means the device of the tensors.
+
+    Raises:
+        ValueError: `scale` is not positive and finite.
     """
 
     query: Tensor
@@ -90,6 +100,10 @@ class HeadCall:
     packing: Packing | None = None
     side: Tensor | None = None
     on: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the scale."""
+        check_scale(self.scale)
 
     @property
     def heads(self) -> tuple[Tensor, Tensor, Tensor, Masks, AttentionDropout | None]:

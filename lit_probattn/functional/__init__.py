@@ -10,7 +10,7 @@ than projections (priors, variances, mixing weights) are arguments. Common argum
         are added to the scores. A bool mask (B, 1, 1, L) masks keys, which all variants support.
     dropout_p: probability of dropping an attention weight, independent of any module's mode.
     is_causal: query i attends to keys up to i, as in torch; combined with `attn_mask`.
-    scale: factor on products of queries and keys. None means 1/√E.
+    scale: factor on products of queries and keys, positive. None means 1/√E.
     enable_gqa: whether groups of consecutive query heads share one key and value head.
     backend: implementation to use; see `lit_probattn.attention.backends`.
     rng: identifies the draw of dropout and noise. None draws a new key from torch's generator.

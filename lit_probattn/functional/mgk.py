@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lit_probattn.attention.backends import Backend, attend
+from lit_probattn.attention.call import check_scale
 from lit_probattn.attention.mgk.functions import MGK, Score
 from lit_probattn.attention.numerics import check_choice
 from lit_probattn.attention.packing import Packing
@@ -85,6 +86,7 @@ def mgk_attention(
     kv, size = layout.key, layout.head_dim
     if variance is not None and scale is not None:
         raise ValueError(f"variance and scale={scale} both set 1/σ²: pass one of them")
+    check_scale(scale)
     equal = variance is None or components == 1
     if variance is None:
         factor = size**-0.5 if scale is None else scale

@@ -251,6 +251,19 @@ def test_bad_calls(call, message):
         call()
 
 
+@pytest.mark.parametrize("scale", [-0.3, 0.0, math.inf, math.nan])
+def test_a_scale_that_no_softmax_has_is_refused(scale):
+    """Fused kernels, PyTorch's too, return NaN where it is negative."""
+    for attend in (
+        lambda *heads: LF.softmax_attention(*heads, scale=scale),
+        lambda query, key, value: LF.mgk_attention(query, [key, key], value, scale=scale),
+        lambda *heads: LF.fish_attention(*heads, torch.ones(6, 6), scale=scale, noise="none"),
+        lambda *heads: LF.ast_attention(*heads, scale=scale),
+    ):
+        with pytest.raises(ValueError, match="scale must be positive"):
+            attend(*heads_of(6, 6, 6))
+
+
 @pytest.mark.parametrize("hidden", [-math.inf, torch.finfo(torch.float64).min])
 @pytest.mark.parametrize("name", ["softmax", "mgk", "fish"])
 def test_infinite_and_least_floats_of_a_mask_hide_pairs(name, hidden):
