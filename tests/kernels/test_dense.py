@@ -163,7 +163,7 @@ def test_bias_of_minus_infinity_hides_like_a_mask():
     assert all(g.isfinite().all() for g in grads)
 
 
-@pytest.mark.parametrize("family", mostly_slow(FORMS, ["mgk"]))
+@pytest.mark.parametrize("family", mostly_slow(FORMS, ["softmax", "mgk"]))
 def test_keys_whose_prior_is_zero_have_no_weight(family):
     """Of all components: as if the keys were not there, even where a whole tile of them begins."""
     form, first = FORMS[family][0], 35
