@@ -12,7 +12,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.base.files import refuse_to_replace, replace_text
+from lit_probattn.base.files import (
+    begin_output,
+    end_output,
+    refuse_to_replace,
+    replace_text,
+)
 from lit_probattn.base.provenance import machine
 from lit_probattn.models.per_layer import attention_entries
 from lit_probattn.records.figures import save_figure, titled
@@ -42,6 +47,7 @@ class Results:
             for path in out.glob(f"{study}*.{ending}")
         )
         refuse_to_replace(files, self.path("md"))
+        begin_output(self.path("md"))
 
     def path(self, ending: str, part: str = "") -> Path:
         """Return the path of one of the files."""
@@ -81,6 +87,7 @@ class Results:
         ]
         whole = "\n".join([*lines, *figures, "", appendix]).rstrip()
         replace_text(self.path("md"), whole + "\n")
+        end_output(self.path("md"))
         print(f"{body}\n\nresults: {self.path('md')}")
 
 

@@ -66,18 +66,32 @@ def refuse_to_replace(paths: Iterable[Path], *beside: Path) -> None:
 
     Args:
         paths: files to be written.
-        beside: files written with them that contain the marker; tables cannot contain it.
+        beside: texts written with them that contain the marker; tables cannot contain it.
 
     Raises:
         ConfigError: such a file exists; the message names it.
     """
-    known = any(map(_is_ours, beside))
+    known = any(_is_ours(path) or _is_ours(_unfinished(path)) for path in beside)
     for path in paths:
         if (path.exists() or path.is_symlink()) and not known and not _is_ours(path):
             raise ConfigError(
                 f"{path} exists, and no command of this package wrote it: choose another path, or "
                 "remove it"
             )
+
+
+def begin_output(text: Path) -> None:
+    """Mark the files beside a text as a command's until `end_output`: it may be interrupted."""
+    replace_text(_unfinished(text), MADE_BY)
+
+
+def end_output(text: Path) -> None:
+    """Remove the mark of `begin_output`; the text has a marker itself."""
+    _unfinished(text).unlink(missing_ok=True)
+
+
+def _unfinished(text: Path) -> Path:
+    return text.with_name(f".{text.stem}.unfinished")
 
 
 def _is_ours(path: Path) -> bool:

@@ -22,7 +22,13 @@ import pandas as pd
 
 from lit_probattn.base.config_files import output_folder
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.base.files import digest, file_digest, replace_text
+from lit_probattn.base.files import (
+    begin_output,
+    digest,
+    end_output,
+    file_digest,
+    replace_text,
+)
 from lit_probattn.base.provenance import git_revision, place, versions
 from lit_probattn.experiments.expectations import LEGEND, VERDICTS, Finding
 from lit_probattn.records.figures import PNG, SVG, ReportFigure, save_figure
@@ -188,6 +194,7 @@ class Page:
             ConfigError: the folder is invalid, a figure is too large, or HTML cannot be written.
         """
         output_folder(folder)
+        begin_output(folder / TEXT)
         written: list[Path] = []
         for name, one in self.figures.items():
             path = folder / FIGURES / f"{name}{PNG}"
@@ -210,6 +217,7 @@ class Page:
             texts[HTML] = page_of(self.title, texts[TEXT], carried)
         for name, text in texts.items():
             replace_text(folder / name, text)
+        end_output(folder / TEXT)
         return [*(folder / name for name in texts), *written]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 
+import pandas as pd
 import pytest
 import yaml
 
@@ -100,6 +101,40 @@ def test_a_study_of_a_run_leaves_files_of_a_users(tmp_path):
     with pytest.raises(ConfigError, match=r"rank_heads\.csv exists"):
         Results(tmp_path, "rank", "analyse rank")
     assert (tmp_path / "rank_heads.csv").read_text(encoding="utf-8") == MINE
+
+
+def test_a_study_that_was_interrupted_is_made_again(tmp_path):
+    """Its tables cannot say whose they are, and its text is written last."""
+    frame = pd.DataFrame({"head": [0, 1]})
+    Results(tmp_path, "rank", "analyse rank").table(frame, "heads")
+    (tmp_path / "spectrum_layers.csv").write_text(MINE)
+    with pytest.raises(ConfigError, match=r"spectrum_layers\.csv exists"):
+        Results(tmp_path, "spectrum", "analyse spectrum")
+    results = Results(tmp_path, "rank", "analyse rank")
+    results.table(frame, "heads")
+    results.text("Ranks", [], "They are low.")
+    names = {"rank.md", "rank_heads.csv", "spectrum_layers.csv"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+
+
+def test_a_report_that_was_interrupted_is_made_again(tmp_path, monkeypatch):
+    made = Made("a command", "a processor", "python 3", "abc1234")
+    report = Page("study", "A report", made, "It is so.", [], tables={"rows": "a\n1\n"})
+
+    def full(path, text):
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("lit_probattn.experiments.page.replace_text", full)
+        with pytest.raises(OSError, match="no space"):
+            report.write(tmp_path)
+    (tmp_path / "rows.csv").write_text("a\n")
+    rows = [tmp_path / "rows.csv"]
+    refuse_to_replace(rows, tmp_path / "report.md")
+    report.write(tmp_path)
+    (tmp_path / "report.md").unlink()
+    with pytest.raises(ConfigError, match=r"rows\.csv exists"):
+        refuse_to_replace(rows, tmp_path / "report.md")
 
 
 def test_reports_of_the_clone_can_be_made_again():

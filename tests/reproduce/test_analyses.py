@@ -14,6 +14,7 @@ import torch
 
 from lit_probattn.analysis.__main__ import main as analyse
 from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.files import begin_output
 from lit_probattn.compare.command import make_runs
 from lit_probattn.compare.flags import Place
 from lit_probattn.compare.model import build_task
@@ -375,7 +376,8 @@ def test_a_table_trains_studies_and_reports_and_does_nothing_twice(tmp_path, cap
     again = capfd.readouterr().out
     assert "starts" not in again
     assert again.count("already finished") == 2
-    (layers[0].parent / "head_distance.md").unlink()  # as after an interruption
+    begin_output(layers[0].parent / "head_distance.md")  # as after an interruption
+    (layers[0].parent / "head_distance.md").unlink()
     assert main(words) == 0
     assert capfd.readouterr().out.count("head_distance: starts; log") == 1
 

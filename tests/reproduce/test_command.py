@@ -207,11 +207,12 @@ def test_short_keys_are_completed_once(short, full):
 @pytest.mark.slow
 def test_real_runs_killed_and_resumed(places, tmp_path):
     """Two real runs; the command is killed during the second and resumes it."""
-    more = ["--only", "listops", "--seeds", "3", "--accelerator", "cpu", "--steps", "400"]
+    more = ["--only", "listops", "--seeds", "3", "--accelerator", "cpu", "--steps", "120"]
     words = [sys.executable, "-m", "lit_probattn.reproduce", "tiny", *places, *more]
-    words += ["--set", "run.checkpoint_every=5", "trainer.val_check_interval=50"]
-    words += ["model.init_args.schedule_steps=400"]
-    process = subprocess.Popen(words, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    words += ["--set", "run.checkpoint_every=5", "trainer.val_check_interval=40"]
+    words += ["model.init_args.schedule_steps=120"]
+    place = {"cwd": ROOT, "env": {**os.environ, "OMP_NUM_THREADS": "1"}}
+    process = subprocess.Popen(words, **place)
     runs = tmp_path / "runs/reproduce/results"
     end = time.monotonic() + 240
     while time.monotonic() < end and not list(tmp_path.glob("runs/*mgk*/0/checkpoints/step*")):
@@ -220,7 +221,7 @@ def test_real_runs_killed_and_resumed(places, tmp_path):
     process.wait()
     (first,) = runs.glob("*.jsonl")
     before = first.read_bytes()
-    again = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    again = subprocess.run(words, **place, capture_output=True, text=True, check=True)
     assert "[1/2] listops, Softmax, 2 heads, seed 3: already finished" in again.stdout
     assert "[2/2] listops, MGK, 1 head, seed 3: resumes from step " in again.stdout
     assert first.read_bytes() == before
