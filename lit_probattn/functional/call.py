@@ -89,6 +89,11 @@ def check_heads(query: Tensor, key: Tensor, value: Tensor, keys_per_head: int = 
         if tensor.dim() != count:
             form = wanted if count == 4 else "(B, heads, components, positions, size)"
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}, expected {form}")
+        if tensor.shape[1] == 0 or (tensor.shape[-1] == 0 and name != "value"):
+            raise ValueError(
+                f"{name} has shape {tuple(tensor.shape)}, expected at least one head and one "
+                "feature"
+            )
     if not query.shape[0] == key.shape[0] == value.shape[0]:
         raise ValueError(
             f"query, key and value have batch sizes {query.shape[0]}, {key.shape[0]} and "

@@ -214,6 +214,8 @@ P = torch.ones(H, G)
         (lambda: LF.softmax_attention(*heads_of(6, 6, 2)), "key has 6 heads and value 2"),
         (lambda: LF.softmax_attention(*heads_of(6, 6, 6), dropout_p=1.0), r"\[0, 1\), received 1"),
         (lambda: LF.softmax_attention(torch.zeros(3, 4), *heads_of(6, 6)), "query has shape"),
+        (lambda: LF.softmax_attention(*heads_of(0, 0, 0)), "at least one head and one feature"),
+        (lambda: LF.linear_attention(*heads_of(6, 6, 6, size=0)), "at least one head and one"),
         (lambda: LF.mgk_attention(*heads_of(6, 6, 6)), "a sequence of keys, or key_shift"),
         (
             lambda: LF.mgk_attention(*heads_of(6, 6, 6), key_shift=torch.ones(2, E + 1)),
