@@ -183,6 +183,21 @@ def test_a_mixture_by_loops():
         torch.testing.assert_close(found[0, 0, i], out, **CLOSE)
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("backend", ["reference", "blockwise"])
+def test_a_negative_sum_divides_too(backend, is_causal):
+    """Priors of layers are not negative, but those of a caller may be."""
+    query, key, value = double(1, 1, 5, E), double(1, 1, 2, 5, E), double(1, 1, 5, E_V)
+    prior = torch.tensor([[-0.7, 0.2]]).double()
+    found = LF.mlk_attention(query, key, value, None, 0.0, is_causal, prior=prior, backend=backend)
+    features = F.elu(query) + 1, F.elu(key) + 1
+    kernel = torch.einsum("r,bhne,bhrle->bhnl", prior[0], *features)
+    kernel = kernel.tril() if is_causal else kernel
+    total = kernel.sum(-1, keepdim=True)
+    assert total.max() < 0
+    torch.testing.assert_close(found, kernel / total @ value, **CLOSE)
+
+
 def test_a_fresh_draw_follows_torchs_generator():
     heads = [torch.randn(B, H, N, E) for _ in range(3)]
 

@@ -332,9 +332,9 @@ def finish(
     total = total + form.eps
     least = torch.finfo(total.dtype).tiny
     # The gradient divides by the square of a sum, which underflows first: no gradient then.
-    faint = total < least**0.5
+    faint = total.abs() < least**0.5
     total = torch.where(faint, total.detach(), total)
-    empty = total < least
+    empty = total.abs() < least
     # Features are positive: if their sum is zero, so is the numerator.
     inverse = (factor / total.masked_fill(empty, 1.0)).masked_fill(empty, 0.0)
     if not torch.is_grad_enabled():
