@@ -90,7 +90,7 @@ def test_inductor_takes_the_graph(name):
 def test_torchs_encoder_with_our_layers_is_one_graph():
     encoder = torch.nn.TransformerEncoderLayer(12, 2, 8, dropout=0.0, batch_first=True)
     model, _ = lit_probattn.swap(torch.nn.Sequential(encoder), "mgk", heads=0.5)
-    model[0].self_attn.layer.dropout = 0.4
+    model[0].self_attn.dropout = 0.4
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     check(model, compiled, [torch.randn(B, N, 12)])
 
