@@ -227,7 +227,7 @@ def compare_points(
     inputs[3] = torch.full_like(inputs[3], head_dim**-0.5)
     if not form.equal:
         inputs[3] = inputs[3] * (torch.arange(form.components, device=device) + 1.0)
-    if form.hard:
+    if form.hard and form.products > 1:  # components of shifted keys differ by their shifts
         inputs[:2] = without_ties(*inputs[:2])
         inputs[4] = inputs[4] / 16  # log-priors differ by less than the scores
     is_shifted = form.products < form.components
