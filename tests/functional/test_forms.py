@@ -187,15 +187,20 @@ def test_a_mixture_by_loops():
 @pytest.mark.parametrize("backend", ["reference", "blockwise"])
 def test_a_negative_sum_divides_too(backend, is_causal):
     """Priors of layers are not negative, but those of a caller may be."""
-    query, key, value = double(1, 1, 5, E), double(1, 1, 2, 5, E), double(1, 1, 5, E_V)
-    prior = torch.tensor([[-0.7, 0.2]]).double()
+    heads = (double(1, 1, 5, E), double(1, 1, 2, 5, E), double(1, 1, 5, E_V))
+    leaves = [x.requires_grad_() for x in (*heads, torch.tensor([[-0.7, 0.2]]).double())]
+    query, key, value, prior = leaves
     found = LF.mlk_attention(query, key, value, None, 0.0, is_causal, prior=prior, backend=backend)
     features = F.elu(query) + 1, F.elu(key) + 1
     kernel = torch.einsum("r,bhne,bhrle->bhnl", prior[0], *features)
     kernel = kernel.tril() if is_causal else kernel
     total = kernel.sum(-1, keepdim=True)
     assert total.max() < 0
-    torch.testing.assert_close(found, kernel / total @ value, **CLOSE)
+    expected = kernel / total @ value
+    torch.testing.assert_close(found, expected, **CLOSE)
+    grads = (torch.autograd.grad(out.square().sum(), leaves) for out in (found, expected))
+    for ours, theirs in zip(*grads, strict=True):
+        torch.testing.assert_close(ours, theirs, **CLOSE)
 
 
 def test_a_fresh_draw_follows_torchs_generator():

@@ -335,7 +335,7 @@ def finish(
     faint = total.abs() < least**0.5
     total = torch.where(faint, total.detach(), total)
     empty = total.abs() < least
-    # Features are positive: if their sum is zero, so is the numerator.
+    # Features and priors are not negative: if their sum is zero, so is the numerator.
     inverse = (factor / total.masked_fill(empty, 1.0)).masked_fill(empty, 0.0)
     if not torch.is_grad_enabled():
         return numerator * inverse
