@@ -183,13 +183,13 @@ class _CausalAverage(torch.autograd.Function):
             pairs = (rows @ f.mT).mul_(mask)
             total = (rows * totals.mT).sum(-1, keepdim=True)
             total.add_(pairs.sum(-1, keepdim=True)).add_(eps)
-            size = total.abs()
-            inverse = (factor / total).masked_fill_(size < least, 0.0)
+            magnitude = total.abs()
+            inverse = (factor / total).masked_fill_(magnitude < least, 0.0)
             product = torch.bmm(pairs, v).baddbmm_(rows, states)
             place = part.of(out)
             torch.mul(product.view(place.shape), inverse.view(*place.shape[:-1], 1), out=place)
             saved += [rows, f, pairs, states, totals]
-            saved.append(inverse.masked_fill_(size < least**0.5, 0.0))
+            saved.append(inverse.masked_fill_(magnitude < least**0.5, 0.0))
         ctx.save_for_backward(value, out, *saved)
         ctx.spans, ctx.form = spans, (row_map, col_map, factor)
         ctx.places = [(x.shape, x.stride()) for x in (query, key)]  # layout only
