@@ -30,7 +30,9 @@ class ProfileRow(BaseModel):
     norms; `paper_operations` follow the papers' rule (multiplications plus additions) for the
     papers' layer, `paper_operations_printed` the simplified formula in the paper.
     `resident_memory_bytes` are parameters, buffers and inputs; `peak_memory_bytes` is the peak of
-    one call above that. Tables contain the sum as `memory_bytes` (see `to_frame`).
+    one call above that. Tables contain the sum as `memory_bytes` (see `to_frame`). `time_median_s`
+    is the time of calls from Python, `graph_median_s` that of the replayed CUDA graph of a call,
+    whose kernels do not wait for Python; on a GPU, `reason` says why there is no graph.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -79,6 +81,7 @@ class ProfileRow(BaseModel):
     time_p80_s: Seconds
     time_repeats: int | None
     energy_j: float | None
+    graph_median_s: Seconds = None
     # provenance
     backend_note: str | None
     device_name: str

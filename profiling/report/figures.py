@@ -45,6 +45,7 @@ _DRAWN = {
     "memory_bytes": "total peak memory",
     "peak_memory_bytes": "peak memory above resident",
     "time_median_s": "time",
+    "graph_median_s": "time by CUDA graph",
     "energy_j": "energy",
 }
 _TIME = "time_median_s"

@@ -19,6 +19,7 @@ METRICS: dict[str, tuple[str, float, str]] = {
     "memory_bytes": ("total peak memory", 2.0**20, "MiB"),
     "nvml_memory_bytes": ("memory of the process by NVML", 2.0**20, "MiB"),
     "time_median_s": ("time", 1e-3, "ms"),
+    "graph_median_s": ("time by CUDA graph", 1e-3, "ms"),
     "energy_j": ("energy", 1.0, "J"),
 }
 
@@ -98,7 +99,7 @@ def crossovers(ratios: pd.DataFrame) -> pd.DataFrame:
 
     Between grid points the ratio is interpolated linearly in log N; there is no extrapolation.
     """
-    wanted = ("macs", "time_median_s", "peak_memory_bytes", "energy_j")
+    wanted = ("macs", "time_median_s", "graph_median_s", "peak_memory_bytes", "energy_j")
     rows = []
     keys = ["metric", "variant", "baseline", "embed_dim", "grid_heads", "batch_size", *SETTING]
     table = ratios[ratios["metric"].isin(wanted)]

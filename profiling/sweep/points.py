@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_probattn.attention import Attention, AttentionFactory
+from lit_probattn.base.errors import UnsupportedError
 from lit_probattn.base.memory import (
     Resident,
     StepFunction,
@@ -25,7 +26,7 @@ from lit_probattn.measure.memory import (
     nvml_energy_j,
     nvml_used_bytes,
 )
-from lit_probattn.measure.timing import summarise, time_sides
+from lit_probattn.measure.timing import captured, summarise, time_sides
 from profiling.cost.count import CostEntry, Setting, count_costs
 from profiling.cost.exact import ModelShape
 from profiling.cost.models import (
@@ -276,30 +277,37 @@ def measure_memory(point: Point, predicted: tuple[int, int] | None = None) -> li
 
 
 def measure_time(point: Point) -> list[ProfileRow]:
-    """Time one step: warm-up, repeats, median, quantiles, and energy if the device reports it."""
+    """Time one step: warm-up, repeats, median, quantiles, and energy if the device reports it.
+
+    On a GPU also the replayed CUDA graph of a step.
+    """
     device, timing = torch.device(point.device), point.timing
     torch.manual_seed(point.seed)
     step, _ = make_step(point, device)
     for _ in range(timing["warmup"]):
         step()
+    limits: dict[str, Any] = {"repeats": timing["repeats"], "max_seconds": timing["max_seconds"]}
+
+    def seconds_of(function: Callable[[], object]) -> list[float]:
+        return time_sides({"step": function}, device=device, warmup=0, **limits)["step"]
+
     before = nvml_energy_j(device)
-    seconds = time_sides(
-        {"step": step},
-        device=device,
-        warmup=0,
-        repeats=timing["repeats"],
-        max_seconds=timing["max_seconds"],
-    )["step"]
+    seconds = seconds_of(step)
     after = nvml_energy_j(device)
     energy = None if before is None or after is None else (after - before) / len(seconds)
     result = summarise(seconds, energy)
-    entry = {
+    entry: dict[str, Any] = {
         "time_median_s": result.median_s,
         "time_p20_s": result.p20_s,
         "time_p80_s": result.p80_s,
         "time_repeats": result.repeats,
         "energy_j": result.energy_j,
     }
+    if device.type == "cuda":
+        try:
+            entry["graph_median_s"] = summarise(seconds_of(captured(step, device))).median_s
+        except UnsupportedError as error:
+            entry["reason"] = f"no CUDA graph: {error}"
     return point_rows(point, [entry], None)
 
 

@@ -123,7 +123,7 @@ def test_what_is_counted_is_not_called_measured(results, tmp_path):
     write_report(config.model_copy(update={"report": figure}), folder, tmp_path)
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert "| multiply-adds | attention layer | mgk_full / softmax | eval | counted |" in text
-    told = [line for line in text.splitlines() if not line.startswith("Command: ")]
+    told = [line for line in text.splitlines() if not line.startswith("- Command: ")]
     assert "measure" not in "\n".join(told).replace("counted or measured, ", "")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import random
@@ -14,13 +15,14 @@ from unittest import mock
 import pytest
 import yaml
 
-from lit_probattn.base.errors import ChildError, ConfigError
+from lit_probattn.base.errors import ChildError, ConfigError, UnsupportedError
 from lit_probattn.base.locks import claim
 from lit_probattn.base.processes import Worker
 from lit_probattn.cli.shards import parse_shard
 from lit_probattn.experiments import runner
 from profiling.measure.rows import read_rows
 from profiling.report.page import load_results
+from profiling.sweep import points
 from profiling.sweep.config import load_sweep
 from profiling.sweep.plan import Point, make_plan
 from profiling.sweep.points import failed_rows
@@ -68,6 +70,30 @@ def test_memory_and_time_come_from_a_worker(start, tmp_path, monkeypatch):
     times = [row for row in rows if row.quantity == "time"]
     assert all(r.time_p20_s <= r.time_median_s <= r.time_p80_s for r in times)
     assert all(r.time_repeats == 2 and r.energy_j is None for r in times)
+
+
+@pytest.mark.parametrize("replays", [True, False])
+def test_a_gpu_times_calls_from_python_and_the_replayed_graph(replays, monkeypatch):
+    def graph(step, device):
+        if replays:
+            return "replay"
+        raise UnsupportedError("the call waits for the device")
+
+    for name, value in {
+        "make_step": lambda point, device: (step, None),
+        "captured": graph,
+        "nvml_energy_j": lambda device: None,
+        "time_sides": lambda sides, **_: {"step": [2.0 if sides["step"] == "replay" else 5.0]},
+    }.items():
+        monkeypatch.setattr(points, name, value)
+    calls = []
+    step = functools.partial(calls.append, "call")
+    config = sweep(measure=["time"], device="cuda", grid={"embed_dim": [8], "seq_len": [16]})
+    (row,) = points.measure_point(make_plan(config, ROOT)[0])
+    assert calls == ["call"] * config.timing.warmup
+    assert (row.status, row.time_median_s) == ("ok", 5.0)
+    expected = (2.0, None) if replays else (None, "no CUDA graph: the call waits for the device")
+    assert (row.graph_median_s, row.reason) == expected
 
 
 def test_a_dead_worker_is_replaced_and_its_point_is_a_row(tmp_path, monkeypatch):
