@@ -183,7 +183,7 @@ class MixturePrior(nn.Module):
         value = self._per_key(num_keys)
         if self.param == "softmax" and not self.by_m_step:
             return value.log_softmax(1)
-        return value.clamp(0.0, 1.0).clamp_min(self.floor).log()
+        return value.clamp(self.floor, 1.0).log()
 
     def probabilities(self, num_keys: int) -> Tensor:
         """Return π in the same shape, for sums that are not in log space, without the floor."""

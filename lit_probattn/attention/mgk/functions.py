@@ -141,7 +141,7 @@ class MGK(Variant):
         shift = self.key_shift if one_product else None
         key = call.key[:, :, None] if one_product else mixture.components(call.key)
         owners = max(key.shape[1], self.variance.shape[0])
-        precision = repeat_rows(1.0 / self.variance.to(dtype), owners)  # (H', K)
+        precision = repeat_rows(self.variance.to(dtype).reciprocal(), owners)  # (H', K)
         shift = None if shift is None else repeat_rows(shift.to(dtype), owners)  # (H', K, E)
         reduce: Literal["soft", "hard"] = "hard" if self.hard else "soft"
         if call.fused and not is_part:
