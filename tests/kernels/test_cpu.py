@@ -84,7 +84,7 @@ def in_c(query, key, value, masks, dropout, **terms):
     return by_tiles(call, Scores(query, key, **terms))
 
 
-def mixture(attention, threads, dtype=torch.float64, queries=37):
+def mixture(attention, threads, dtype=torch.float64, length=41):
     """Return output and gradients of a mixture with every kind of term."""
     generator = torch.Generator().manual_seed(1)
 
@@ -92,7 +92,7 @@ def mixture(attention, threads, dtype=torch.float64, queries=37):
         drawn = torch.randn(*shape, generator=generator, dtype=torch.float64)
         return drawn.to(dtype).requires_grad_()
 
-    batch, heads, n, length, size, k = 2, 3, queries, 41, 5, 3
+    batch, heads, n, size, k = 2, 3, 37, 5, 3
     query, key, value = (
         draw(batch, heads, n, size),
         draw(batch, heads, 1, length, size),
@@ -114,14 +114,24 @@ def mixture(attention, threads, dtype=torch.float64, queries=37):
 
 
 @needs_library
-@pytest.mark.parametrize(("threads", "queries"), [(1, 37), (2, 37), (3, 37), (7, 37)])
-def test_any_number_of_threads_agrees_with_the_equation(threads, queries, nan_filled_empties):
+@pytest.mark.parametrize(("threads", "length"), [(1, 41), (2, 41), (3, 41), (7, 41), (4, 150)])
+def test_any_number_of_threads_agrees_with_the_equation(threads, length, nan_filled_empties):
+    """With 150 keys, threads share the gradients of queries."""
     for found, expected in zip(
-        mixture(in_c, threads, queries=queries),
-        mixture(by_the_equation, 1, queries=queries),
+        mixture(in_c, threads, length=length),
+        mixture(by_the_equation, 1, length=length),
         strict=True,
     ):
         assert (found - expected).abs().max() < 1e-13
+
+
+@needs_library
+@pytest.mark.parametrize("threads", [1, 4])
+def test_what_rounding_leaves_over_is_taken_out_of_the_gradients_of_row_terms(threads):
+    """All components of a row sum to zero: norms of queries multiply what is left."""
+    row = mixture(in_c, threads, torch.float32, length=150)[5].double()
+    assert row.abs().mean() > 0.01
+    assert row.sum(-1).abs().mean() < 2e-8
 
 
 @needs_library

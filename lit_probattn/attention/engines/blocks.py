@@ -235,6 +235,8 @@ def _backward_block(
         grad_weights = grad_weights.mul_(keep).mul_(plan.dropout.scale)
     if plan.normaliser is None:  # weights ∘ (grad_weights - δ), fused
         grad_weights = softmax_backward(grad_weights, weights)
+        if plan.axes.count("row") > 1:  # terms per query, whose gradients must sum to 0 as well
+            grad_weights.addcmul_(weights, grad_weights.sum(-1, keepdim=True), value=-1.0)
     _add_gradients(plan, block, parts, needed, grads, result, grad_weights)
 
 

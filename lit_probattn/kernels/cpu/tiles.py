@@ -143,7 +143,7 @@ class _Call(ctypes.Structure):
         *_strides("out:3"),
         *_pointers("grad_out"),
         *_strides("grad_out:3"),
-        *_pointers("grad_query grad_key grad_value grad_row grad_col grad_bias"),
+        *_pointers("grad_query grad_key grad_value grad_row grad_col grad_bias share"),
         *_strides("grad_query:3 grad_key:4 grad_value:3 grad_bias:4"),
         *_pointers("grad_coef grad_noise_scale grad_first grad_first_bias grad_second"),
     ]
@@ -303,6 +303,9 @@ def _backward(
         _put(block, f"grad_{name}", place[0] if name == "query" and name in parts else place)
         if name == "bias":
             grads[name] = place
+        if name == "row":
+            share = torch.zeros_like(place)
+            _put(block, "share", share)
     function = _function("backward", call)
     run_jobs(lambda n: function(ctypes.byref(block), *jobs[n]), range(len(jobs)), "bias" in wanted)
     for name, part in parts.items():
@@ -310,6 +313,11 @@ def _backward(
             grads[name].copy_(part.sum(0) if slots > 1 else part[0])
         else:
             grads[name].copy_(part.sum((0, 1)))
+    if "row" in wanted:
+        # The gradients of a row's terms sum to 0, but δ and the weights are rounded: what is left
+        # would be multiplied by norms of queries.
+        share = share.sum(0) if slots > 1 else share
+        grads["row"].addcmul_(grads["row"].sum(-1, keepdim=True), share, value=-1.0)
     del alive
     return made
 
