@@ -280,6 +280,8 @@ def _backward(
     grads = dict(zip((*_GRADS, *_MIXING), made, strict=True))
     wanted = [n for n in grads if getattr(call, n) is not None and n not in skipped]
     if only_shapes(out):
+        if "row" in wanted:  # for its memory
+            _take_out_rest(grads["row"], torch.zeros_like(grads["row"]))
         return made
     if not out.numel() or not call.key.shape[3]:
         for name in wanted:
@@ -290,6 +292,7 @@ def _backward(
     _put(block, "grad_out", grad)
     jobs, slots = _jobs(call)
     parts: dict[str, Tensor] = {}
+    share: Tensor | None = None
     for name in wanted:
         place = grads[name]
         if (name in ("query", "row") and slots > 1) or (name == "query" and call.low):
@@ -313,13 +316,22 @@ def _backward(
             grads[name].copy_(part.sum(0) if slots > 1 else part[0])
         else:
             grads[name].copy_(part.sum((0, 1)))
-    if "row" in wanted:
-        # The gradients of a row's terms sum to 0, but δ and the weights are rounded: what is left
-        # would be multiplied by norms of queries.
-        share = share.sum(0) if slots > 1 else share
-        grads["row"].addcmul_(grads["row"].sum(-1, keepdim=True), share, value=-1.0)
+    if share is not None:
+        _take_out_rest(grads["row"], share.sum(0) if slots > 1 else share)
     del alive
     return made
+
+
+def _take_out_rest(grad_row: Tensor, share: Tensor) -> None:
+    """Subtract what is left of a row's sum over components, which is 0 but for rounding.
+
+    The gradients of queries would multiply it by their norms.
+
+    Args:
+        grad_row: (B, H, N, K), changed in place.
+        share: weight of each component, summed over keys, (B, H, N, K).
+    """
+    grad_row.addcmul_(grad_row.sum(-1, keepdim=True), share, value=-1.0)
 
 
 def attend(call: Inputs) -> Tensor:
