@@ -32,7 +32,7 @@ class ProfileRow(BaseModel):
     `resident_memory_bytes` are parameters, buffers and inputs; `peak_memory_bytes` is the peak of
     one call above that. Tables contain the sum as `memory_bytes` (see `to_frame`). `time_median_s`
     is the time of calls from Python, `graph_median_s` that of the replayed CUDA graph of a call,
-    whose kernels do not wait for Python; on a GPU, `reason` says why there is no graph.
+    whose kernels do not wait for Python; on a GPU, `reason` says why the graph is missing.
     """
 
     model_config = ConfigDict(extra="forbid")

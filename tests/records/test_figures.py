@@ -186,10 +186,10 @@ def test_the_claim_is_the_title():
 
 
 def test_committed_figures():
-    """At most two per report, as SVG files alone, with a claim, a caption and their origin."""
+    """At most two per report, as SVG files with a claim, a caption and their origin."""
     seen = 0
     for folder in sorted((ROOT / "reports").rglob("figures")):
-        files = list(folder.iterdir())
+        files = list(folder.glob("*.svg"))
         assert 1 <= len({path.stem for path in files}) <= 2, folder
         if folder.parent.name.startswith("kernels_cpu"):
             continue  # drawn when the benchmark runs, and shown as PNG
