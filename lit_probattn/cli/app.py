@@ -27,6 +27,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.io import CheckpointIO
 
+from lit_probattn.base.config_files import load_yaml
 from lit_probattn.base.errors import DEBUG_VARIABLE, ConfigError
 from lit_probattn.base.files import replace_text
 from lit_probattn.cli.errors import exit_status, quieten
@@ -412,7 +413,7 @@ class RunCLI(BareCLI):
         parser = self.command_parser()
         config = self.config[str(self.subcommand)].clone()
         config["run"]["name"] = self.run_name
-        loaded: dict[str, Any] = yaml.safe_load(parser.dump(config, skip_none=False))
+        loaded: dict[str, Any] = load_yaml(parser.dump(config, skip_none=False))
         loaded.pop("ckpt_path")
         return loaded
 
