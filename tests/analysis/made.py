@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
+import functools
+import shutil
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import pytest
 import torch
 import yaml
 
 from lit_probattn.analysis.recording import LayerCall
 from lit_probattn.configs import SIZES_OF_DATA, instantiate, link_sizes, read_yaml
+from lit_probattn.training import trained
 from lit_probattn.training.checkpoints import save_checkpoint
 from tests.datamodules.images.made import write_images
 from tests.datamodules.lra.files import write_pairs
 from tests.datamodules.text import made as made_text
+from tests.support.caches import scratch_folder
 from tests.support.paths import ROOT
 
+_OPENED: dict[str, trained.Trained] = {}
 FILES = {
     "sequence": "lra_text",
     "pair": "lra_retrieval",
@@ -25,6 +32,7 @@ FILES = {
     "series": "uea",
     "text": "wikitext103_small",
     "masked": "masked_lm",
+    "value_aware": "wikitext103_value_aware",
 }
 
 
@@ -34,28 +42,33 @@ def data_options(task: str, folder: Path) -> dict[str, Any]:
         write_pairs(folder, train=16, val=6, test=6)
     elif task == "picture":
         write_images(folder, 3, 3, tuple(f"n{i:02d}" for i in range(7)))
-    elif task in ("text", "masked"):
+    elif task in ("text", "masked", "value_aware"):
         made_text.write(folder)
     elif task == "sequence":
         return {"num_train": 16, "num_val": 12, "num_test": 10}
     return {"data_dir": str(folder), "cache_dir": str(folder / "cache")}
 
 
-def checkpoint(
-    folder: Path, task: str, cls: str, spread: float = 0.3, seed: int = 0, **attention: Any
-) -> Path:
+def checkpoint(folder: Path, task: str, cls: str, spread: float = 0.3, **attention: Any) -> Path:
     """Write the checkpoint of a run in `folder`/run; weights are moved so that all of them count.
 
     Args:
-        folder: for data and run.
+        folder: for the run; runs of equal arguments share their data.
         task: a name of `FILES`.
         cls: attention class.
         spread: standard deviation of what is added to the weights.
-        seed: of the weights.
         attention: the class's arguments; `num_heads` is 4 unless given.
     """
+    made = _made(task, cls, spread, tuple(attention.items()))
+    copied = Path(shutil.copytree(made.parents[1], folder / "run"))
+    return copied / made.relative_to(made.parents[1])
+
+
+@functools.cache
+def _made(task: str, cls: str, spread: float, attention: tuple[tuple[str, Any], ...]) -> Path:
+    folder = scratch_folder("lit-probattn-made-")
     config = read_yaml(ROOT / f"configs/tasks/tiny/{FILES[task]}.yaml")
-    options = {"num_heads": 4, **attention}
+    options = {"num_heads": 4, **dict(attention)}
     entry = {"class_path": f"lit_probattn.attention.{cls}", "init_args": options}
     config["model"]["init_args"]["attention"] = entry
     config["data"]["init_args"].update(data_options(task, folder / "data"))
@@ -65,7 +78,7 @@ def checkpoint(
     model = copy.deepcopy(config["model"])
     link_sizes(model, data)
     sizes = {k: v for k, v in model["init_args"].items() if k in SIZES_OF_DATA}
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     module = instantiate(pl.LightningModule, model)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -77,6 +90,23 @@ def checkpoint(
     content = {"state_dict": module.state_dict(), "global_step": 7, "hyper_parameters": sizes}
     save_checkpoint(content, path)
     return path
+
+
+def open_once(patch: pytest.MonkeyPatch) -> None:
+    """Restore the model and the data of a checkpoint once per process; each call has a copy.
+
+    For commands and studies that translate or generate.
+    """
+    restore = trained.open_trained
+
+    def opened(options: argparse.Namespace, **more: Any) -> trained.Trained:
+        path = trained.find_file(options.checkpoint)
+        key = str((path, path.stat().st_mtime_ns, options.config, options.data, options.device))
+        if key not in _OPENED:
+            _OPENED[key] = restore(options, **more)
+        return copy.deepcopy(_OPENED[key])
+
+    patch.setattr(trained, "open_trained", opened)
 
 
 def change(path: Path, ending: str, value: Any) -> None:

@@ -54,9 +54,6 @@ def learned(layer: Attention) -> dict[str, torch.Tensor]:
     return {name: found.values.double() for name, found in layer.core.learned().items()}
 
 
-# ---- likelihood ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("causal", [False, True])
 def test_query_likelihood_is_the_written_out_sum(causal):
     call = layer_call(mgk(), length=7, key_mask=MASK, is_causal=causal)
@@ -108,6 +105,7 @@ def test_softmax_attention_is_one_gaussian_per_key():
         torch.testing.assert_close(found[name], values, equal_nan=True)
 
 
+@pytest.mark.usefixtures("sketches")
 def test_likelihood_study_weights_queries_alike(tmp_path):
     path = checkpoint(tmp_path, "sequence", "MGKAttention", num_heads=2)
     out = tmp_path / "out"
@@ -123,9 +121,6 @@ def test_likelihood_study_weights_queries_alike(tmp_path):
         ]
     )
     assert likelihood.layer_means(rows)["kernel_nll"].item() == 3.0
-
-
-# ---- responsibilities ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("e_step", ["learned", "hard"])
@@ -195,9 +190,7 @@ def test_one_component_answers_everything():
     torch.testing.assert_close(found["mutual_information"], torch.zeros(2, 11).double())
 
 
-# ---- priors ----------------------------------------------------------------------------------
-
-
+@pytest.mark.usefixtures("sketches")
 def test_priors_are_clamped_and_normalised(tmp_path):
     path = checkpoint(tmp_path, "sequence", "MGKAttention", num_heads=2)
     change(path, "core.prior.value", torch.tensor([[0.2, 0.6], [1.7, 0.25]]))
@@ -230,8 +223,6 @@ def test_position_priors_are_averaged():
     found = learned(layer)["prior"]
     torch.testing.assert_close(found.float(), layer.core.prior.value.detach().mean(-1))
 
-
-# ---- keys ------------------------------------------------------------------------------------
 
 LAYERS = {
     "softmax": SoftmaxAttention(10, 4, head_dim=3),

@@ -42,7 +42,12 @@ def read(layer, x, cache, mask=None):
     return torch.cat(parts, 1), lengths
 
 
-# ---------------------------------------------------------------------- the identity
+def dropped(call, cache):
+    """Which of N keys the cache of the others lacks, by the values of the first head."""
+    lacking = call.value[:, 0, :, None] - cache.part(range(N - 1))[1][:, 0, None]
+    return lacking.norm(dim=-1).amin(-1).argmax(-1)
+
+
 @pytest.mark.parametrize("name", BOUNDED)
 def test_removing_a_key_moves_the_output_by_its_movement(name):
     """Every key of a step in turn, hidden from the call itself; all heads of all layers' kinds."""
@@ -65,7 +70,6 @@ def test_a_key_that_has_all_the_weight_stays():
     assert moved[0, 0, 0].tolist() == [float("inf"), 0.0, 0.0]
 
 
-# ---------------------------------------------------------------------- what stays
 @pytest.mark.parametrize(("name", "rule"), mostly_slow(PAIRS, ONE_RULE_EACH))
 def test_a_bounded_cache_stays_bounded_and_attends_to_what_it_kept(name, rule):
     """Each step against the full call in which all that was dropped is hidden."""
@@ -108,9 +112,7 @@ def test_the_rule_takes_the_smallest():
     for rule, values in worth.items():
         cache = BoundedCache(CacheBound(N - 1, rule))
         read(layer, x, cache)
-        lacking = call.value[:, 0, :, None] - cache.part(range(N - 1))[1][:, 0, None]
-        gone = lacking.norm(dim=-1).amin(-1).argmax(-1)
-        assert torch.equal(gone, values.argmin(-1)), rule
+        assert torch.equal(dropped(call, cache), values.argmin(-1)), rule
 
 
 @pytest.mark.parametrize("rule", ["movement", "weight"])
@@ -124,9 +126,7 @@ def test_a_prompt_that_is_read_at_once_is_judged_by_its_latest_query(rule):
         layer(x, is_causal=True, cache=cache)
     if rule == "movement":
         weights = output_movements(weights, call.value).square()
-    lacking = call.value[:, 0, :, None] - cache.part(range(N - 1))[1][:, 0, None]
-    gone = lacking.norm(dim=-1).amin(-1).argmax(-1)
-    assert torch.equal(gone, weights.sum((1, 2)).argmin(-1))
+    assert torch.equal(dropped(call, cache), weights.sum((1, 2)).argmin(-1))
 
 
 def test_a_bound_that_is_not_reached_changes_nothing():
@@ -166,7 +166,6 @@ def test_rotary_positions_count_what_was_dropped():
     torch.testing.assert_close(found, layer(x, attn_mask=band), atol=1e-13, rtol=0)
 
 
-# ---------------------------------------------------------------------- which rule costs least
 def test_errors_of_the_three_rules():
     """Mean error of a step's output just after one eviction, of many steps: movement is least."""
     torch.manual_seed(0)
@@ -180,16 +179,13 @@ def test_errors_of_the_three_rules():
             for rule in RULES:
                 cache = BoundedCache(CacheBound(N - 1, rule))
                 read(layer, x, cache)
-                held = cache.part(range(N - 1))[1]
-                lacking = call.value[:, 0, :, None] - held[:, 0, None]
-                kept = lacking.norm(dim=-1).amin(-1) < 1e-12
+                kept = torch.arange(N) != dropped(call, cache)[:, None]
                 left = weights * kept[:, None, None]
                 moved = left / left.sum(-1, keepdim=True) @ call.value - whole
                 errors[rule] += float(moved.norm())
     assert errors["movement"] < 0.97 * errors["weight"] < 0.97 * errors["age"], errors
 
 
-# ---------------------------------------------------------------------- what is refused
 @pytest.mark.parametrize(
     ("layer", "reason"),
     [

@@ -16,6 +16,7 @@ from lit_probattn.training.checkpoints import list_checkpoints
 from tests.datamodules.text import made
 from tests.support.runs import ROOT, only_version, run, write_attention
 
+pytestmark = pytest.mark.usefixtures("open_once")
 TASK = str(ROOT / "configs/tasks/tiny/wikitext103_small.yaml")
 PROMPTS = ["w1 w2 w3", "w4"]  # of unequal length; max_seq_len is 16
 
@@ -81,18 +82,22 @@ def test_text_is_that_of_predict_for_the_same_seed(trained, folder, tmp_path, ca
     assert "max_new_tokens" not in told.err
 
 
-@pytest.mark.parametrize("prompt", ["w1 w2\nw3", "w1\n\nw2\n", "w1: # w2", "[w1", "~"])
-def test_a_prompt_is_read_as_it_is_given(prompt, folder, tmp_path, capsys):
-    """Whatever its lines or signs are in YAML, which the options of data are written in."""
+def test_prompts_are_read_as_they_are_given(folder, tmp_path, capsys):
+    """Whatever their lines or signs are in YAML, which the options of data are written in."""
     table = tmp_path / "text.parquet"
+    prompts = ["w1 w2\nw3", "w1\n\nw2\n", "w1: # w2", "[w1", "~"]
     flags = ("--max_new_tokens", "1", "--out", str(table))
-    assert generate(folder, *flags, prompts=[prompt]) == 0, capsys.readouterr().err
-    data = WikiText103(data_dir=str(folder.parents[2] / "text"), corpus="other", prompts=[prompt])
+    assert generate(folder, *flags, prompts=prompts) == 0, capsys.readouterr().err
+    data = WikiText103(data_dir=str(folder.parents[2] / "text"), corpus="other", prompts=prompts)
     data.prepare_data()
     data.setup("predict")
-    (batch,) = data.predict_dataloader()
-    (text,) = pd.read_parquet(table)["prompt_text"]
-    assert text == data.decode(batch["inputs"][0][batch["key_mask"][0]].tolist())
+    tokens = [
+        row[mask].tolist()
+        for batch in data.predict_dataloader()
+        for row, mask in zip(batch["inputs"], batch["key_mask"], strict=True)
+    ]
+    found = pd.read_parquet(table).sort_values("sample_id")["prompt_text"]
+    assert found.tolist() == [data.decode(row) for row in tokens]
 
 
 def test_seeds_draw_other_text_and_greedy_text_has_none(folder, capsys):
@@ -242,10 +247,6 @@ def test_a_run_that_is_no_language_model_is_refused(folder, tmp_path, part, name
     config[part] = {"class_path": name, "init_args": {}}
     path.write_text(yaml.safe_dump(config))
     check_refused(generate(tmp_path / "run"), expected, capsys)
-
-
-def test_a_folder_without_checkpoints_is_refused(tmp_path, capsys):
-    check_refused(generate(tmp_path), f"checkpoint not found: {tmp_path}", capsys)
 
 
 def test_a_prompt_of_sub_words_is_continued_and_not_ended(tmp_path, capsys):

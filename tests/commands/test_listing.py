@@ -62,14 +62,6 @@ def test_data_sets_say_what_their_class_says():
         assert words.startswith(text.removesuffix(" …"))
 
 
-def test_the_order_is_that_of_numbers():
-    for kind, word in (("tables", "table"), ("figures", "figure")):
-        names = [line.split()[0] for line in lines_of(kind)]
-        assert names.index(f"mgk_{word}2") < names.index(f"mgk_{word}10")
-        known = figures() if kind == "figures" else set(kinds()) - figures()
-        assert sorted(names) == sorted(known)
-
-
 def test_own_folders_are_listed(tmp_path, monkeypatch):
     (tmp_path / "attention").mkdir()
     (tmp_path / "attention/mine.yaml").write_text("# My own\n# attention. More of it.\nmodel: {}\n")

@@ -55,6 +55,7 @@ def test_ask_takes_the_variant(page, capsys):
     assert len(rows) == 3
 
 
+@pytest.mark.usefixtures("sketches")
 def test_a_sweep_and_its_report_take_the_variant(page, monkeypatch, capsys):
     fork_workers(monkeypatch)
     sweep = Path("cosine_sweep.yaml")

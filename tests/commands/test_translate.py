@@ -11,8 +11,9 @@ import pytest
 
 from lit_probattn.__main__ import main
 from lit_probattn.commands.translate import batches, read_lines
+from tests.analysis.made import checkpoint
 from tests.support.paths import ROOT
-from tests.support.runs import arguments, only_version, run, write_attention
+from tests.support.runs import only_version, run, write_attention
 
 pytest.importorskip("sacrebleu")
 LINES = ["n3 v1 a0 n2 p", "", "n0 v0 a1 n1", "n1 v2 a2 n0 p n2 v0 a0 n4", "  ", "n5 v1 a1 n3"]
@@ -35,9 +36,9 @@ def trained(tmp_path_factory):
 
 
 @pytest.fixture
-def translate(trained, monkeypatch, capsys):
-    def call(*words, lines=LINES, checkpoint=trained, raw=None):
-        data = "".join(f"{line}\n" for line in lines).encode() if raw is None else raw
+def translate(trained, open_once, monkeypatch, capsys):
+    def call(*words, lines=LINES, checkpoint=trained):
+        data = "".join(f"{line}\n" for line in lines).encode()
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(data)))
         capsys.readouterr()
         status = main(["translate", str(checkpoint), "--device", "cpu", *words])
@@ -55,10 +56,6 @@ def test_lines_keep_their_order_and_empty_ones_stay_empty(translate):
     assert [bool(line) for line in found] == [bool(line.strip()) for line in LINES]
     alone = [translate(lines=[line])[1].rstrip("\n") for line in LINES[2:4]]
     assert found[2:4] == alone
-
-
-def test_batches_change_nothing(translate):
-    assert translate("--max_tokens", "1")[1] == translate("--max_tokens", "1000")[1]
 
 
 def test_groups_of_lines_hold_so_many_tokens():
@@ -102,8 +99,6 @@ def test_the_mean_of_checkpoints_translates(translate, trained):
     ("words", "message"),
     [
         (("--beam_size", "0"), "--beam_size must be at least 1, received 0"),
-        (("--n_best", "9"), "--n_best must be at most the beam's size"),
-        (("--top_k", "2"), "--top_k applies to sampling: also set --temperature"),
         (("--n_best", "2", "--temperature", "1"), "--n_best applies to searching"),
         (("--max_tokens", "0"), "--max_tokens must be at least 1, received 0"),
         (("--out", "a.txt"), "--out must end in .parquet, received a.txt"),
@@ -116,29 +111,11 @@ def test_wrong_flags_are_one_line(translate, words, message):
     assert message in line
 
 
-def test_a_line_that_is_too_long_or_not_utf8_is_named(translate):
-    status, _, err = translate(lines=["n1", "n1 " * 40])
-    assert status == 2
-    assert "line 2 of standard input has 41 tokens" in err
-    assert "the model's max_seq_len is 32" in err
-    status, _, err = translate(raw=b"n1 v0\nn\xe4\n")
-    assert status == 2
-    assert "line 2 of standard input is not UTF-8 (invalid continuation byte at byte 2)" in err
-
-
 def test_ends_of_lines_of_other_systems_are_no_text():
     assert list(read_lines(io.BytesIO(b"a b\r\nc\n\nd"))) == ["a b", "c", "", "d"]
 
 
-def test_other_vocabularies_are_refused(translate):
-    status, _, err = translate("--data.num_words", "9")
-    assert status == 2
-    (line,) = [line for line in err.splitlines() if line.startswith("error")]
-    assert "the checkpoint was trained with a source dictionary of" in line
-
-
 def test_runs_of_other_tasks_are_refused(translate, tmp_path):
-    run(arguments("fit", tmp_path, "--trainer.max_steps", "1"))
-    status, _, err = translate(checkpoint=only_version(tmp_path))
+    status, _, err = translate(checkpoint=checkpoint(tmp_path, "sequence", "SoftmaxAttention"))
     assert status == 2
     assert "is a run of SequenceClassifier, which does not translate" in err

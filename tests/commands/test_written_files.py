@@ -19,6 +19,7 @@ from profiling.cli import main as profiling_main
 from tests.profiling.helpers import sweep
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.usefixtures("sketches")
 MINE = "my own words\n"
 SIZES = "--embed_dim 16 --seq_len 8 --num_heads 2 --attention softmax"
 REPORT = "report --config small.yaml --results rows"

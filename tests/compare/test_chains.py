@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,11 +18,18 @@ from lit_probattn.compare.report import Report
 from lit_probattn.compare.runs import INIT_FROM, TOKENISER, Run, share_of
 from lit_probattn.compare.tables import read_table, read_tasks
 from lit_probattn.reproduce.__main__ import main
+from lit_probattn.training.checkpoints import step_of
+from lit_probattn.training.run_record import read_starts
 from tests.compare.test_report import keep
 from tests.compare.test_runner import commands_run, runner
-from tests.compare.tiny import TABLE, TASKS, program, run_here, write_tables
-from tests.support.paths import ROOT
-from tests.support.runs import in_child
+from tests.compare.tiny import (
+    TABLE,
+    TASKS,
+    measure_nothing,
+    program,
+    run_here,
+    write_tables,
+)
 
 pytestmark = pytest.mark.usefixtures("sketches")
 LISTOPS = TASKS["listops"]
@@ -41,11 +47,6 @@ CHAINED = {
         for name, row in TABLE["rows"].items()
     },
 }
-
-
-@pytest.fixture(autouse=True)
-def _root(monkeypatch):
-    monkeypatch.chdir(ROOT)
 
 
 def chained(folder, only=(), seeds=(3,), options=None, table=None, tasks=None):
@@ -135,24 +136,24 @@ def test_settings_are_those_of_the_tasks_that_a_pattern_names(tmp_path):
         refuse_unknown_tasks(["a", "tuned"], Options(settings={"tunde:a.b": 1}))
 
 
-def test_a_killed_chain_goes_on_where_it_was(tmp_path):
+def test_a_chain_that_was_killed_resumes_where_it_was(tmp_path, monkeypatch):
+    """The second run of a chain has its checkpoints up to step 9, the others after it nothing."""
+    run_here(monkeypatch)
     _, runs = chained(tmp_path, ["softmax_2"])
-    first, second, *_ = runs
-    (tmp_path / "KILL").write_text(f"{second.name} 9")
-
-    def work():
-        runner()(runs)
-        return 0
-
-    assert in_child(work) == -signal.SIGKILL
-    assert [run.result() is not None for run in runs] == [True, False, False, False]
+    first, second, third, _ = runs
+    (tmp_path / "FAIL").write_text("second")
+    assert runner()(runs, attempts=1).ran == 1
+    (tmp_path / "FAIL").unlink()
+    for path in (second.version() / "checkpoints").iterdir():
+        if step_of(path) > 9:
+            path.unlink()
     lines = []
     assert runner(1, lines)(runs).ran == 3
     assert "already finished" in lines[0]
     assert "resumes from step 9 of 16" in lines[1]
-    assert commands_run(first) == ["fit", "test"]
+    assert [commands_run(run) for run in (first, third)] == [["fit", "test"]] * 2
     assert commands_run(second) == ["fit", "fit", "test"]
-    assert commands_run(runs[2]) == ["fit", "test"]
+    assert [start["first"] for start in read_starts(second.version())] == [0, 9]
 
 
 def test_what_begins_with_a_failure_is_skipped_in_a_line(tmp_path, monkeypatch):
@@ -226,36 +227,29 @@ def test_the_report_has_the_starts_too(tmp_path):
 
 def test_the_command_runs_chains(tmp_path, capsys, monkeypatch):
     run_here(monkeypatch)
+    measure_nothing(monkeypatch)
     write_tables(tmp_path / "tables", CHAINED, CHAIN)
     places = ["--runs", str(tmp_path / "runs"), "--launch", shlex.join(program(tmp_path))]
     words = ["tiny", "--tables", str(tmp_path / "tables"), *places, "--data_dir", str(tmp_path)]
-    words += ["--seeds", "3"]
+    words += ["--seeds", "3", "--only", "tuned"]
     (tmp_path / "FAIL").write_text("first-softmax")
     assert main([*words, "--attempts", "1"]) == 1
-    assert "4 of 8 runs finished (4 new); 1 failed, 0 in other processes, 3 skipped, 0 tasks" in (
+    assert "3 of 6 runs finished (3 new); 1 failed, 0 in other processes, 2 skipped, 0 tasks" in (
         capsys.readouterr().out
     )
     (tmp_path / "FAIL").unlink()
     assert main(words) == 0
-    assert "8 of 8 runs finished (4 new); 0 failed, 0 in other processes, 0 tasks" in (
+    assert "6 of 6 runs finished (3 new); 0 failed, 0 in other processes, 0 tasks" in (
         capsys.readouterr().out
     )
     assert main([*words, "--set", "thir:a=1"]) == 2
     assert "--set thir:a: unknown task 'thir'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("start", "message"),
-    [
-        ("fist", "second starts_from the unknown task 'fist'; did you mean 'first'"),
-        ("tuned", "starts_from is circular: second -> tuned -> second"),
-        ("second", "starts_from is circular: second -> second"),
-    ],
-)
-def test_starts_that_cannot_be_are_refused(tmp_path, start, message):
-    wrong = {**CHAIN, "second": {**LISTOPS, "starts_from": start}}
+def test_a_circle_of_several_starts_is_refused(tmp_path):
+    wrong = {**CHAIN, "second": {**LISTOPS, "starts_from": "tuned"}}
     folder = write_tables(tmp_path / "tables", CHAINED, wrong)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match="starts_from is circular: second -> tuned -> second"):
         read_tasks(folder)
 
 
@@ -265,8 +259,6 @@ def test_a_seed_of_starts_is_for_chains(tmp_path, capsys):
     assert main([*words, "--dry-run"]) == 2
     assert "--start_seed: no run of tiny starts from another run" in capsys.readouterr().err
 
-
-# ---- tokenisers ----------------------------------------------------------------------------------
 
 SENTENCES = (
     "The {0} cat sat on mat {0}. A dog {1} ran to the town of Paris {0}. Then it slept well.\n"

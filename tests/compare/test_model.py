@@ -22,16 +22,10 @@ from lit_probattn.compare.runs import Run
 from lit_probattn.compare.tables import read_table
 from lit_probattn.measure.memory import cpu_peak_bytes
 from tests.compare.tiny import tiny_runs
-from tests.support.paths import ROOT
+from tests.support.slow import mostly_slow
 from tests.tasks.decision.test_task import ACT, OBS, make_task
 
 WIDE = {"model.init_args.mlp_dim": 16384, "model.init_args.activation_checkpointing": False}
-pytestmark = pytest.mark.usefixtures("root")
-
-
-@pytest.fixture
-def root(monkeypatch):
-    monkeypatch.chdir(ROOT)
 
 
 def run(table, task, row, **options):
@@ -67,7 +61,7 @@ def test_a_shorter_run_validates_once_in_micro_batches():
     assert config["run"]["checkpoint_every"] == 20
 
 
-@pytest.mark.parametrize("row", ["softmax_2", "mgk_1"])
+@pytest.mark.parametrize("row", mostly_slow(["softmax_2", "mgk_1"], ["mgk_1"]))
 def test_memory_is_that_of_a_real_step_and_of_adam(row, tmp_path):
     """The allocator's peak of a step, and three copies of the weights: they and two averages.
 

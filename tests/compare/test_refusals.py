@@ -1,12 +1,14 @@
-"""What `compare` refuses before the first run: keys that it sets, unknown names, places."""
+"""What `compare` refuses before the first run: keys that it sets, unknown names, places; tables."""
 
 from __future__ import annotations
 
 import io
+import random
 import sys
 from dataclasses import replace
 
 import pytest
+import yaml
 
 from lit_probattn.__main__ import main
 from lit_probattn.base.config_files import named_files
@@ -20,10 +22,11 @@ from lit_probattn.compare.protocol import (
     refuse_unlogged_metrics,
     setting,
 )
-from lit_probattn.compare.tables import Metric, TaskEntry, read_tasks
+from lit_probattn.compare.tables import Metric, TaskEntry, kinds, read_tasks
 from lit_probattn.configs import compose
 from lit_probattn.training.run_folder import FREE_KEYS
 from tests.support.paths import ROOT
+from tests.support.slow import taking_turns
 
 TASK = "tiny/lra_listops"
 UNKNOWN = "model.init_args.nonsense"
@@ -45,39 +48,39 @@ def refused(tmp_path, monkeypatch, capsys):
     return tell
 
 
-@pytest.mark.parametrize("more", [[], ["--dry-run"], ["--report"]])
-@pytest.mark.parametrize(
-    ("words", "names"),
-    [
-        (["--set", "seed_everything=7"], ["--set seed_everything", "--seeds"]),
-        (["--set", "lra_listops_tiny:seed_everything=7"], ["seed_everything", "--seeds"]),
-        (["--set", "run.name=x"], ["run.name"]),
-        (["--set", "run.root=x"], ["run.root", "--runs"]),
-        (["--set", "ckpt_path=last"], ["ckpt_path"]),
-        (["--set", "trainer.max_time=00:00:00:05"], ["trainer.max_time", "--steps"]),
-        (["--set", "trainer.max_steps=4"], ["trainer.max_steps", "--steps"]),
-        (["--set", "*:trainer.max_steps=4", "--steps", "3"], ["max_steps", "--steps"]),
-        (["--set", "trainer.devices=2"], ["trainer.devices", "--launch"]),
-        (["--set", "data.init_args.data_dir=x", "--data_dir", "y"], ["--data_dir"]),
-        (["--set", "data.data_dir=x", "--data_dir", "y"], ["--data_dir"]),
-        (["--set", "trainer.enable_progress_bar=true"], ["enable_progress_bar"]),
-        (["--flags=--trainer.max_steps 2"], ["--flags trainer.max_steps", "--steps"]),
-        (["--flags=--model.init_args.num_layers=1"], ["model.init_args.num_layers", "--set"]),
-        (["--flags=--seed_everything 1"], ["seed_everything", "--seeds"]),
-        (["--flags=--data.init_args.data_dir x"], ["data_dir", "--data_dir"]),
-        (["--flags=--data.data_dir x"], ["data_dir", "--data_dir"]),
-        (["--flags=--config x.yaml"], ["--flags config"]),
-        (["--flags=trainer.devices 1"], ["--flags", "--KEY VALUE"]),
-        (["--set", f"{UNKNOWN}=3"], [UNKNOWN]),
-        (["--set", "model.init_args.lr=abc"], ["model.init_args.lr", "abc"]),
-        (["--set", "trainer.nonsense=1"], ["trainer.nonsense"]),
-        (["--flags=--trainer.log_every_n_steps abc"], ["trainer.log_every_n_steps"]),
-        (["--metric", "accurac"], ["test/accurac", "'accuracy'"]),
-        (["--metric", "accuracy", "ppl"], ["test/ppl"]),
-        (["--launch", "torchrun_missing"], ["--launch", "torchrun_missing"]),
-    ],
-)
-def test_what_is_wrong_is_named_before_the_first_run(words, names, more, refused):
+WRONG = [
+    (["--set", "seed_everything=7"], ["--set seed_everything", "--seeds"]),
+    (["--set", "lra_listops_tiny:seed_everything=7"], ["seed_everything", "--seeds"]),
+    (["--set", "run.name=x"], ["run.name"]),
+    (["--set", "run.root=x"], ["run.root", "--runs"]),
+    (["--set", "ckpt_path=last"], ["ckpt_path"]),
+    (["--set", "trainer.max_time=00:00:00:05"], ["trainer.max_time", "--steps"]),
+    (["--set", "trainer.max_steps=4"], ["trainer.max_steps", "--steps"]),
+    (["--set", "*:trainer.max_steps=4", "--steps", "3"], ["max_steps", "--steps"]),
+    (["--set", "trainer.devices=2"], ["trainer.devices", "--launch"]),
+    (["--set", "data.init_args.data_dir=x", "--data_dir", "y"], ["--data_dir"]),
+    (["--set", "data.data_dir=x", "--data_dir", "y"], ["--data_dir"]),
+    (["--set", "trainer.enable_progress_bar=true"], ["enable_progress_bar"]),
+    (["--flags=--trainer.max_steps 2"], ["--flags trainer.max_steps", "--steps"]),
+    (["--flags=--model.init_args.num_layers=1"], ["model.init_args.num_layers", "--set"]),
+    (["--flags=--seed_everything 1"], ["seed_everything", "--seeds"]),
+    (["--flags=--data.init_args.data_dir x"], ["data_dir", "--data_dir"]),
+    (["--flags=--data.data_dir x"], ["data_dir", "--data_dir"]),
+    (["--flags=--config x.yaml"], ["--flags config"]),
+    (["--flags=trainer.devices 1"], ["--flags", "--KEY VALUE"]),
+    (["--set", f"{UNKNOWN}=3"], [UNKNOWN]),
+    (["--set", "model.init_args.lr=abc"], ["model.init_args.lr", "abc"]),
+    (["--set", "trainer.nonsense=1"], ["trainer.nonsense"]),
+    (["--flags=--trainer.log_every_n_steps abc"], ["trainer.log_every_n_steps"]),
+    (["--metric", "accurac"], ["test/accurac", "'accuracy'"]),
+    (["--metric", "accuracy", "ppl"], ["test/ppl"]),
+    (["--launch", "torchrun_missing"], ["--launch", "torchrun_missing"]),
+]
+
+
+@pytest.mark.parametrize(("more", "case"), taking_turns(([], ["--dry-run"], ["--report"]), WRONG))
+def test_what_is_wrong_is_named_before_the_first_run(more, case, refused):
+    words, names = case
     line = refused(*words, *more)
     assert line.startswith("error: ")
     assert [name for name in names if name not in line] == []
@@ -173,3 +176,13 @@ def test_a_terminal_without_a_character_prints_another(encoding, monkeypatch):
     )
     print("training \u2026")
     assert b"training ?" in stream.buffer.getvalue()
+
+
+def test_tables_and_figures_are_in_the_order_of_their_numbers(tmp_path):
+    names = [
+        *("fish_figure2", "fish_figure11", "fish_table2", "fish_table10"),
+        *("low_rank_table2", "low_rank_table2b", "mgk_text"),
+    ]
+    for name in random.Random(0).sample(names, len(names)):
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump({"kind": "drawing"}))
+    assert list(kinds(tmp_path)) == names

@@ -16,7 +16,6 @@ import yaml
 from matplotlib.collections import PathCollection
 from PIL import Image
 
-from lit_probattn.base.errors import ConfigError
 from lit_probattn.compare.command import make_runs
 from lit_probattn.compare.flags import Place
 from lit_probattn.compare.measured import MeasuredReport
@@ -28,15 +27,9 @@ from lit_probattn.experiments import page as page_module
 from lit_probattn.records.html import body_of
 from tests.compare.tiny import TABLE, TASKS, finished, tiny_runs, write_tables
 from tests.support.pages import Page
-from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.usefixtures("sketches")
 COUNTS = {"softmax_2": (1000, 4000), "mgk_1": (600, 3000), "fish_1": (500, 2000)}
-
-
-@pytest.fixture(autouse=True)
-def _root(monkeypatch):
-    monkeypatch.chdir(ROOT)
 
 
 def keep(run, value, **more):
@@ -45,7 +38,10 @@ def keep(run, value, **more):
     finished(run, **{**facts, **more})
 
 
-def report_of(tmp_path, table, runs):
+def report_of(tmp_path, table, runs, value=None):
+    """The report, its table and its page; with a value, of runs that all have this result."""
+    for run in runs if value is not None else ():
+        keep(run, value)
     report = Report(table, runs, "python -m lit_probattn.reproduce tiny")
     return (
         report,
@@ -89,15 +85,6 @@ def test_what_results_of_others_say_stays_text(tmp_path):
     assert page.attributes("img", "src") == ["figures/results.svg"]
     assert not page.attributes("a", "href")
     assert "Heading" not in page.texts["h1"]
-
-
-def test_an_out_that_is_a_file_is_one_line(tmp_path):
-    table, runs = tiny_runs(tmp_path)
-    keep(runs[0], 30.0)
-    (tmp_path / "out").write_text("mine")
-    with pytest.raises(ConfigError, match=f"--out {tmp_path / 'out'}"):
-        report_of(tmp_path, table, runs)
-    assert (tmp_path / "out").read_text(encoding="utf-8") == "mine"
 
 
 def test_numbers(tmp_path):
@@ -166,32 +153,22 @@ def test_average_needs_all_tasks(tmp_path):
     assert "| 57.50 | 58.50 | -1.00: no interval |" in line
 
 
-def test_average_is_of_the_published_metric_alone(tmp_path):
-    """Tasks that are measured by a second number too, which nobody printed."""
+def test_average_is_of_the_published_metric_and_over_tasks_whatever_their_seeds(tmp_path):
+    """Two seeds of one task, one of the other: (40 + 75) / 2, not (40 + 40 + 75) / 3.
+
+    A second number of every task, which nobody printed, is not averaged.
+    """
     table, runs = tiny_runs(tmp_path, ["softmax_2"])
     tasks = {}
     for name, task in table.tasks.items():
         low = replace(task.metrics["test"], name="low")
         tasks[name] = replace(task, metrics={**task.metrics, "low": low})
-    table = replace(table, tasks=tasks)
     for run in runs:
-        value = 40.0 if run.task.name == "listops" else 75.0
-        keep(run, value, values={"test": value, "low": 1.0})
+        value = 38.0 + 4 * (run.seed - 3) if run.task.name == "listops" else 75.0
+        if run.task.name == "listops" or run.seed == 3:
+            keep(run, value, values={"test": value, "low": 1.0})
     runs = [replace(run, task=tasks[run.task.name]) for run in runs]
-    text = report_of(tmp_path, table, runs)[1]
-    (line,) = [row for row in text.splitlines() if row.startswith("| average")]
-    assert "| 57.50 | 58.50 | -1.00: no interval |" in line
-
-
-def test_average_is_over_tasks_whatever_their_seeds(tmp_path):
-    """Two seeds of one task and one of the other: (40 + 75) / 2, not (40 + 40 + 75) / 3."""
-    table, runs = tiny_runs(tmp_path, ["softmax_2"])
-    for run in runs:
-        if run.task.name == "listops":
-            keep(run, 38.0 + 4 * (run.seed - 3))
-        elif run.seed == 3:
-            keep(run, 75.0)
-    text = report_of(tmp_path, table, runs)[1]
+    text = report_of(tmp_path, replace(table, tasks=tasks), runs)[1]
     (line,) = [row for row in text.splitlines() if row.startswith("| average")]
     assert "| 57.50 | 58.50 | -1.00: no interval |" in line
 
@@ -234,9 +211,7 @@ def test_shortened_runs_are_flagged_and_not_compared(tmp_path, options):
 
 def test_where_nothing_is_published_nothing_is_said_of_it(tmp_path):
     table, runs = tiny_runs(tmp_path, None, Options(steps=10))
-    for run in runs:
-        keep(run, 30.0)
-    _, _, written = report_of(tmp_path, replace(table, published_runs=0), runs)
+    _, _, written = report_of(tmp_path, replace(table, published_runs=0), runs, 30.0)
     (line,) = [line for line in written.splitlines() if line.startswith(f"**{SHORTENED}")]
     assert "shorter than those of the task file" in line
     assert "published" not in line
@@ -259,9 +234,7 @@ def test_differences_are_computed_from_the_configurations(tmp_path):
     (plain,) = differences(task, row, Options())
     assert str(plain) == '`trainer.precision`: published "16-mixed", here "32-true"'
     assert differences(task, row, Options(as_published=True)) == []
-    for run in runs:
-        keep(run, 30.0)
-    written = report_of(tmp_path, table, runs)[2]
+    written = report_of(tmp_path, table, runs, 30.0)[2]
     assert written.count("`trainer.max_steps`: published 16, here 8") == 1
     assert "- seeds: published 5 runs, here 3, 4" in written
     assert "- published: another evaluation" in written
@@ -272,36 +245,34 @@ def test_what_is_known_of_a_published_row_is_listed_for_its_rows(tmp_path):
     rows = {**TABLE["rows"], "mgk_1": {**TABLE["rows"]["mgk_1"], "not_in_config": [note]}}
     folder = write_tables(tmp_path / "tables", {**TABLE, "rows": rows})
     runs = make_runs(table := read_table("tiny", folder), [], [3], Options(), Place(tmp_path))
-    for run in runs:
-        keep(run, 30.0)
-    assert report_of(tmp_path, table, runs)[2].count(f"- {note} (mgk_1)") == 1
+    assert report_of(tmp_path, table, runs, 30.0)[2].count(f"- {note} (mgk_1)") == 1
 
 
 def test_what_as_published_has_switched_is_listed(tmp_path):
     table, runs = tiny_runs(tmp_path, None, Options(as_published=True))
-    for run in runs:
-        keep(run, 30.0)
-    written = report_of(tmp_path, table, runs)[2]
+    written = report_of(tmp_path, table, runs, 30.0)[2]
     line = '- as published (`--as_published`): `trainer.precision` "16-mixed", otherwise "32-true"'
     assert written.count(line) == 1
     table, runs = tiny_runs(tmp_path, None, Options())
-    for run in runs:
-        keep(run, 30.0)
-    assert "--as_published" not in report_of(tmp_path, table, runs)[2]
+    assert "--as_published" not in report_of(tmp_path, table, runs, 30.0)[2]
 
 
-def test_a_test_split_that_was_scored_during_training_is_told(tmp_path):
+@pytest.mark.parametrize(
+    ("facts", "warning"),
+    [
+        ({"selected_on_test": True}, "**Checkpoints were selected on the test split.**"),
+        (
+            {"report": {"test_during_training": "all"}},
+            "**The test split was evaluated during training, for curves",
+        ),
+    ],
+)
+def test_use_of_the_test_split_by_one_row_is_told(facts, warning, tmp_path):
     table, runs = tiny_runs(tmp_path)
-    for amount in (None, "all"):
-        for run in runs:
-            keep(run, 30.0)
-            result = run.result()
-            assert result is not None
-            report = {**(result.get("report") or {}), "test_during_training": amount}
-            run.keep({**result, "report": report})
-        written = report_of(tmp_path, table, runs)[2]
-        told = "**The test split was evaluated during training, for curves" in written
-        assert told == (amount is not None)
+    assert warning not in report_of(tmp_path, table, runs, 30.0)[2]
+    for run in runs:
+        keep(run, 36.0, **(facts if run.row.name == "mgk_1" else {}))
+    assert warning in report_of(tmp_path, table, runs)[2]
 
 
 @pytest.mark.parametrize("logged", [True, False])
@@ -383,9 +354,7 @@ def with_fish(tmp_path, **arguments):
 )
 def test_the_report_says_whether_noise_is_drawn_at_evaluation(tmp_path, at_eval, sentence):
     table, runs = with_fish(tmp_path, noise_at_eval=at_eval)
-    for run in runs:
-        keep(run, 30.0)
-    assert sentence in report_of(tmp_path, table, runs)[2]
+    assert sentence in report_of(tmp_path, table, runs, 30.0)[2]
 
 
 def test_unequal_sides_are_flagged_before_the_table(tmp_path):
@@ -486,18 +455,6 @@ def test_pictures_say_where_they_come_from(tmp_path):
     assert told.startswith("A tiny table | Small dots: one seed each")
     assert "| a proc" in told
     assert told.endswith("| abcdef1 | python -m lit_probattn.reproduce tiny")
-
-
-def test_selection_on_test_is_flagged(tmp_path):
-    """One row of two is enough."""
-    table, runs = tiny_runs(tmp_path, ["listops"])
-    warning = "**Checkpoints were selected on the test split.**"
-    for run in runs:
-        keep(run, 36.0)
-    assert warning not in report_of(tmp_path, table, runs)[2]
-    for run in runs:
-        keep(run, 36.0, selected_on_test=run.row.name == "mgk_1")
-    assert warning in report_of(tmp_path, table, runs)[2]
 
 
 def test_long_names_of_rows_stay_inside_the_picture():

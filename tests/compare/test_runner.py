@@ -25,18 +25,12 @@ from lit_probattn.experiments.launch import child_environment
 from lit_probattn.experiments.runner import Pace, Slot
 from lit_probattn.reproduce.__main__ import main
 from lit_probattn.training.run_record import read_starts
-from tests.compare.tiny import program, run_here, tiny_runs, write_tables
+from tests.compare.tiny import measure_nothing, program, run_here, tiny_runs, write_tables
 from tests.support.forks import Forked
-from tests.support.paths import ROOT
 from tests.support.runs import in_child
 
 pytestmark = pytest.mark.usefixtures("sketches")
 COUNTED = {"parameters": 1, "macs": 2, "macs_published_length": 2, "num_test": 42}
-
-
-@pytest.fixture(autouse=True)
-def _root(monkeypatch):
-    monkeypatch.chdir(ROOT)
 
 
 def runner(jobs=1, lines=None):
@@ -55,8 +49,10 @@ def test_every_run_runs_once(tmp_path, jobs, monkeypatch):
     if jobs == 1:
         run_here(monkeypatch)
     _, runs = tiny_runs(tmp_path)
-    reports = []
-    outcome = runner(jobs)(runs, after=lambda: reports.append(1))
+    reports, lines = [], []
+    outcome = runner(jobs, lines)(runs, after=lambda: reports.append(1))
+    told = [re.split("[,;]", line)[0] for line in lines if "runs finished" in line]
+    assert told == [f"{i} of 4 runs finished" for i in (1, 2, 3, 4)]
     assert len(runs) == outcome.ran == len(reports) == 4
     assert [commands_run(run) for run in runs] == [["fit", "test"]] * 4
     values = [run.result()["values"]["test"] for run in runs]
@@ -91,32 +87,10 @@ def test_killed_command_goes_on_and_runs_no_finished_run_again(tmp_path):
     assert runs[1].result()["num_starts"] == 2
 
 
-def test_run_killed_after_its_last_step_is_tested_only(tmp_path):
-    _, runs = tiny_runs(tmp_path, ["listops", "mgk_1"])
-    (tmp_path / "KILL").write_text(f"{runs[0].name} 16")
-
-    def work():
-        runner()(runs[:1])
-        return 0
-
-    assert in_child(work) == -signal.SIGKILL
-    assert runner()(runs[:1]).ran == 1
-    assert commands_run(runs[0]) == ["fit", "test"]
-
-
-def test_half_a_result_counts_as_none(tmp_path, monkeypatch):
-    run_here(monkeypatch)
-    _, runs = tiny_runs(tmp_path, ["listops", "mgk_1"])
-    runner()(runs[:1])
-    text = runs[0].result_path.read_text(encoding="utf-8")
-    runs[0].result_path.write_text(text[: len(text) // 2])
-    assert runs[0].result() is None
-    assert runner()(runs[:1]).ran == 1
-
-
 def test_run_of_another_process_is_left_to_it(tmp_path, monkeypatch):
     monkeypatch.setattr("lit_probattn.experiments.runner.GRACE_SECONDS", 0.2)
     _, runs = tiny_runs(tmp_path, ["listops", "mgk_1"])
+    run_here(monkeypatch)
     lock = runs[0].folder / "locks" / f"{runs[0].name}.lock"
     lock.parent.mkdir(parents=True)
     with lock.open("w") as file:
@@ -124,17 +98,6 @@ def test_run_of_another_process_is_left_to_it(tmp_path, monkeypatch):
         outcome = runner()(runs)
     assert outcome.elsewhere == [runs[0].label]
     assert outcome.finished == runs[1:]
-
-
-def test_failed_run_stops_no_other_and_is_tried_again(tmp_path, monkeypatch):
-    run_here(monkeypatch)
-    _, runs = tiny_runs(tmp_path)
-    (tmp_path / "FAIL").touch()
-    outcome = runner(2)(runs, attempts=1)
-    assert len(outcome.failed) == 4
-    assert all("`fit` exited with status 3; see " in text for text in outcome.failed.values())
-    (tmp_path / "FAIL").unlink()
-    assert runner(2)(runs).ran == 4
 
 
 def test_failed_run_is_tried_again_after_the_others(tmp_path, monkeypatch):
@@ -152,7 +115,9 @@ def test_failed_run_is_tried_again_after_the_others(tmp_path, monkeypatch):
     assert "resumes from step 16 of 16" in lines[-3]
     (tmp_path / "FAIL").touch()
     runs[0].result_path.unlink()
-    assert list(runner(1, lines)(runs).failed) == [runs[0].label]
+    failed = runner(1, lines)(runs).failed
+    assert list(failed) == [runs[0].label]
+    assert "`test` exited with status 3; see " in failed[runs[0].label]
     assert commands_run(runs[0]) == ["fit", "test", "test", "test"]
 
 
@@ -215,15 +180,6 @@ def test_times_are_said_as_people_do(seconds, text):
     assert duration(seconds) == text
 
 
-def test_progress_counts_all_runs(tmp_path, monkeypatch):
-    run_here(monkeypatch)
-    _, runs = tiny_runs(tmp_path)
-    lines = []
-    runner(2, lines)(runs)
-    told = [re.split("[,;]", line)[0] for line in lines if "runs finished" in line]
-    assert told == [f"{i} of 4 runs finished" for i in (1, 2, 3, 4)]
-
-
 def test_interrupted_command_has_its_runs_saved(tmp_path):
     """SIGTERM and Ctrl-C end the command; what runs is asked to save, not killed."""
     words, log = arguments(tmp_path, "--only", "listops"), tmp_path / "log"
@@ -262,6 +218,7 @@ def arguments(tmp_path, *more):
 
 def test_shards_are_a_partition_and_the_whole_command_reports(tmp_path, capsys, monkeypatch):
     run_here(monkeypatch)
+    measure_nothing(monkeypatch)
     done = tmp_path / "runs/reproduce/results"
     found = []
     for index in range(3):
@@ -292,6 +249,7 @@ def test_a_dry_run_ends_with_what_the_report_plans(tmp_path, capsys, monkeypatch
 
 def test_missing_data_are_listed_with_the_remedy_and_the_rest_runs(tmp_path, capsys, monkeypatch):
     run_here(monkeypatch)
+    measure_nothing(monkeypatch)
     assert main(arguments(tmp_path, "--seeds", "3")) == 1
     printed = capsys.readouterr()
     (line,) = [text for text in printed.err.splitlines() if text.startswith("skipped: retrieval")]
@@ -315,7 +273,8 @@ def test_options_make_other_runs(tmp_path):
     assert not Options(settings={"a.b": 1}).shortens
 
 
-def test_result_has_what_a_reader_needs(tmp_path):
+def test_result_has_what_a_reader_needs(tmp_path, monkeypatch):
+    run_here(monkeypatch)
     _, runs = tiny_runs(tmp_path, ["listops", "mgk_1"])
     runner()(runs[:1])
     result = json.loads(runs[0].result_path.read_text(encoding="utf-8"))
@@ -329,8 +288,7 @@ def test_result_has_what_a_reader_needs(tmp_path):
 @pytest.mark.parametrize(
     ("checkpoint", "anew"), [("average-10", True), ("best", False), ("last", False)]
 )
-def test_a_mean_of_checkpoints_is_known_by_their_distance(checkpoint, anew, tmp_path, monkeypatch):
-    monkeypatch.chdir(ROOT)
+def test_a_mean_of_checkpoints_is_known_by_their_distance(checkpoint, anew, tmp_path):
     table, _ = tiny_runs(tmp_path)
     task = replace(table.tasks["listops"], checkpoint=checkpoint)
     row = table.rows["softmax_2"]

@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from lit_probattn.base.errors import ConfigError
 from lit_probattn.compare.report import Report
 from lit_probattn.compare.tables import read_table
 from lit_probattn.compare.trends import (
@@ -20,15 +19,9 @@ from lit_probattn.compare.trends import (
 )
 from tests.compare.test_report import COUNTS, keep
 from tests.compare.tiny import TABLE, tiny_runs, write_tables
-from tests.support.paths import ROOT
 
 PRINTED = {"r1": 10.0, "r2": 11.0, "r4": 13.0}
 ROW = {**TABLE["rows"]["softmax_2"], "published": {}}
-
-
-@pytest.fixture(autouse=True)
-def _root(monkeypatch):
-    monkeypatch.chdir(ROOT)
 
 
 def table_of(folder, printed=PRINTED, **trend):
@@ -115,6 +108,7 @@ def test_rows_are_in_the_order_of_what_they_differ_in(tmp_path):
     assert rank_correlation([1, 2, 3], [5.0, 5.0, 5.0]) is None
 
 
+@pytest.mark.usefixtures("sketches")
 def test_the_report_and_the_picture_show_trends(tmp_path):
     _, runs = tiny_runs(tmp_path)
     own = table_of(tmp_path / "tables", {"r1": 1.0, "r2": 2.0, "r4": 3.0})
@@ -146,16 +140,3 @@ def test_the_report_and_the_picture_show_trends(tmp_path):
     assert trend_lines([]) == []
     assert math.isnan(replace(report.agreements[0], spread=(math.nan,) * 3).spread[0])
     draw_trends([replace(report.agreements[0], spread=(math.nan,) * 3)])
-
-
-@pytest.mark.parametrize(
-    ("trend", "message"),
-    [
-        ({"rows": {"r9": 9}}, "trends: unknown row r9; rows: r1, r2, r4"),
-        ({"tasks": ["listop"]}, "trends: unknown task listop; tasks: listops"),
-        ({"says": "grows"}, "trends: says must be rises or falls, received 'grows'"),
-    ],
-)
-def test_trends_that_cannot_be_are_refused(tmp_path, trend, message):
-    with pytest.raises(ConfigError, match=message):
-        table_of(tmp_path, **trend)

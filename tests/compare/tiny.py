@@ -93,6 +93,8 @@ if words[0] == "fit":
     starts.append({"started": str(time.time()), "first": first, "backends": {"a (cpu)": "b"}})
     record.write_text(json.dumps({"starts": starts}))
     (folder / "config.yaml").write_text("{}")
+    log = "step,train/loss,val/accuracy\\n1,1.0,0.5\\n2,0.9,0.6\\n"
+    (folder / "metrics.csv").write_text(log)
     plan = pathlib.Path(__file__).with_name("KILL")
     for step in range(first + 1, int(value.get("--trainer.max_steps", 16)) + 1):
         with zipfile.ZipFile(folder / "checkpoints" / f"step-{step:08d}.ckpt", "w") as file:
@@ -132,11 +134,11 @@ def write_tables(
     return folder
 
 
-def program(folder: Path) -> tuple[str, str]:
-    """Write the program; returns the words that start it."""
+def program(folder: Path) -> tuple[str, ...]:
+    """Write the program; returns the words that start it, quickly: it needs no packages."""
     path = folder / "program.py"
     path.write_text(PROGRAM)
-    return (sys.executable, str(path))
+    return (sys.executable, "-I", "-S", str(path))
 
 
 class Ended:
@@ -155,7 +157,7 @@ def run_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def start(launch: Sequence[str], arguments: Sequence[str], log: Path, *others: Any) -> Ended:
         *_, module = others
-        path = Path(launch[1])
+        path = Path(launch[-1])
         assert not {"KILL", "SLOW"} & {file.name for file in path.parent.iterdir()}
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a", encoding="utf-8") as out:
@@ -170,6 +172,19 @@ def run_here(monkeypatch: pytest.MonkeyPatch) -> None:
         return Ended(0)
 
     monkeypatch.setattr("lit_probattn.experiments.runner.start", start)
+    monkeypatch.setattr("lit_probattn.experiments.runner._POLL_SECONDS", 0.0)
+
+
+def measure_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have commands count and time nothing, for tests whose subject is not what a model costs."""
+    counted = {"parameters": 1000, "macs": 7}
+    monkeypatch.setattr("lit_probattn.compare.command.counts", lambda run: counted)
+    monkeypatch.setattr("lit_probattn.compare.measured.counts", lambda run: counted)
+    monkeypatch.setattr("lit_probattn.compare.measured.peak_bytes", lambda *_: 1000)
+    monkeypatch.setattr(
+        "lit_probattn.compare.measured.time_sides",
+        lambda steps, **_: {name: [1.0] for name in steps},
+    )
 
 
 def finished(run: Run, **more: Any) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from lit_probattn.records.figures import (
     save_figure,
 )
 from tests.support.paths import ROOT
+from tests.support.slow import mostly_slow
 
 matplotlib.use("Agg")
 NOTE = ("how it was made " * 9).strip()
@@ -80,9 +81,7 @@ def test_a_large_figure_is_reduced_and_has_no_svg_file(tmp_path):
     assert not (tmp_path / "a.svg").exists()
 
 
-@pytest.mark.parametrize(
-    ("rows", "columns"), [(1, 1), (1, 3), pytest.param(2, 5, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("rows", "columns"), mostly_slow([(1, 1), (1, 3), (2, 5)], [(1, 3)]))
 def test_panels_have_at_least_200_pixels(rows, columns, tmp_path):
     figure, axes = panels(rows, columns, 0.9, 0.8)
     for axis in (axis for line in axes for axis in line):

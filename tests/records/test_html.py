@@ -30,8 +30,6 @@ def test_without_markdown_it_one_line_says_what_to_install(monkeypatch):
         body_of("# One")
 
 
-# ---- texts of others -----------------------------------------------------------------------------
-
 MARKUP = (
     "![x](/etc/hostname)",
     "[x](javascript:alert(1))",

@@ -15,7 +15,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lit_probattn.analysis.approximation.greedy import Problem, first_support, grow
 from lit_probattn.analysis.approximation.random_features import log_features
 from lit_probattn.analysis.approximation.simplex import Support, reoptimise
 from lit_probattn.attention.linear.features import FeatureMap
@@ -55,69 +54,6 @@ def kernel_weights(
         products = products.masked_fill(~allowed, 0.0)
     total = products.sum(-1, keepdim=True)
     return products / total.masked_fill(total == 0, 1.0)
-
-
-def square_features(x: Tensor, compact: bool = True) -> Tensor:
-    """Return φ with φ(q) · φ(k) = (q · k)².
-
-    Source: value-aware attention, section 2: φ(x) = vec(x xᵀ). Compact: each pair once, off the
-    diagonal times √2.
-
-    Args:
-        x: (…, E).
-        compact: E (E + 1) / 2 numbers instead of E².
-
-    Returns:
-        (…, F).
-    """
-    outer = x[..., :, None] * x[..., None, :]
-    if not compact:
-        return outer.flatten(-2)
-    rows, cols = torch.triu_indices(x.shape[-1], x.shape[-1], device=x.device)
-    one = torch.ones((), dtype=x.dtype, device=x.device)
-    return outer[..., rows, cols] * torch.where(rows == cols, one, (2 * one).sqrt())
-
-
-def variance(value: Tensor, weights: Tensor) -> Tensor:
-    """Return Var_α = Σ α_i ‖v_i − o‖²; optimal-v-aware-r has squared error ≤ Var_α / r; ()."""
-    return (weights * (value - weights @ value).square().sum(-1)).sum()
-
-
-def herding(value: Tensor, weights: Tensor, num_kept: int) -> Tensor:
-    """Return the average of r values (some maybe twice) with squared error ≤ Var_α / r; (E,).
-
-    e = 0; r times: take the i that minimises ‖e + v_i − o‖, then e ← e + v_i − o.
-    """
-    output = weights @ value
-    shifted = value - output
-    total = torch.zeros_like(output)
-    for _ in range(num_kept):
-        total = total + shifted[(total + shifted).square().sum(-1).argmin()]
-    return output + total / num_kept
-
-
-def hull_distance(point: Tensor, value: Tensor) -> Tensor:
-    """Return the distance of points (N, E) from the convex hull of `value` (L, E); (N,)."""
-    value, point = value.double(), point.double()
-    allowed = torch.ones(1, len(point), len(value), dtype=torch.bool)
-    problem = Problem(value[None], allowed.double() / len(value), allowed, point[None])
-    support = first_support(problem, min(len(value), value.shape[1] + 2))
-    grow(problem, support, support.index.shape[-1], "lmo")
-    return problem.error(support)[0].sqrt()
-
-
-def lower_bound(value: Tensor, weights: Tensor, num_kept: int) -> Tensor:
-    """Return LB_1, a lower bound of the error of optimal-v-aware-r; ().
-
-        LB_1 = (1 − 1/r) · min_i dist((o − v_i / r) / (1 − 1/r), conv(V))
-
-    The largest weight of the optimum is at least 1/r. It is zero as soon as some α_i ≥ 1/r.
-    """
-    output = weights @ value
-    if num_kept == 1:
-        return (value - output).norm(dim=-1).min()
-    rest = 1.0 - 1.0 / num_kept
-    return rest * hull_distance((output - value / num_kept) / rest, value).min()
 
 
 def enumerate_optimum(value: Tensor, weights: Tensor, num_kept: int) -> Tensor:

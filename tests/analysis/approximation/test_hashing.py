@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
 from lit_probattn.analysis.approximation.lsh import hash_round, lsh_attention
 from tests.analysis.approximation.inputs import E, G, generator, tensors
+from tests.support.slow import taking_turns
 
 
 def exact(query, key, value, allowed=None):
@@ -50,10 +53,16 @@ def counted(query, key, value, num_kept, num_rounds, duplicates, wrap, allowed=N
     return torch.where(total > 0, weights / total.clamp_min(1e-300), own) @ value
 
 
-@pytest.mark.parametrize("duplicates", ["count", "union"])
-@pytest.mark.parametrize("wrap", [True, False])
-@pytest.mark.parametrize(("num_kept", "num_rounds"), [(12, 1), (12, 3), (8, 4), (36, 2), (72, 2)])
-def test_lsh_by_its_definition(duplicates, wrap, num_kept, num_rounds):
+@pytest.mark.parametrize(
+    ("sizes", "options"),
+    taking_turns(
+        [(12, 1), (12, 3), (8, 4), (36, 2), (72, 2)],
+        itertools.product(("count", "union"), (True, False)),
+    ),
+)
+def test_lsh_by_its_definition(sizes, options):
+    """Sizes are the kept keys and the rounds; options are duplicates and wrap."""
+    (num_kept, num_rounds), (duplicates, wrap) = sizes, options
     query, key, value = tensors(36)
     if num_kept == 8:
         query, key, value = query[:, :24], key[:, :24], value[:, :24]

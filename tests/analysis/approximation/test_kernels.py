@@ -10,15 +10,7 @@ import torch
 from lit_probattn.analysis.approximation.measure import top_mass
 from lit_probattn.analysis.head_size.ranks import effective_count
 from tests.analysis.approximation.inputs import E, G, tensors
-from tests.support.value_aware import kernel_weights, square_features
-
-
-@pytest.mark.parametrize("compact", [True, False])
-def test_features_of_the_square(compact):
-    query, key, _ = tensors()
-    found = square_features(query, compact) @ square_features(key, compact).mT
-    assert square_features(query, compact).shape[-1] == (E * (E + 1) // 2 if compact else E * E)
-    torch.testing.assert_close(found, (query @ key.mT) ** 2, atol=1e-13, rtol=0)
+from tests.support.value_aware import kernel_weights
 
 
 @pytest.mark.parametrize("kernel", ["exp", "poly", "elu"])

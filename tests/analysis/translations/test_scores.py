@@ -97,9 +97,6 @@ def test_intervals_are_the_middle_95_percent_and_follow_the_seed():
     assert 19.5 - first.interval.low == pytest.approx(1.96 * deviation, rel=0.05)
 
 
-# ---- changed words -----------------------------------------------------------------------------
-
-
 def test_copying_scores_nothing_and_the_reference_everything():
     sources = ["Die Datei main.c, und 3 Katzen", "Katze Katze the cat", "gleich gleich"]
     references = ["The file main.c, and 3 cats", "the cat the cat", "gleich gleich"]
@@ -128,9 +125,6 @@ def test_words_are_those_of_13a():
 
 def test_nothing_to_change_is_no_division_by_zero():
     assert changed_scores(changed_counts(["a"], ["a"], ["a"]).sum(0)) == (0.0, 0.0, 0.0)
-
-
-# ---- by length ---------------------------------------------------------------------------------
 
 
 def test_buckets_hold_every_sentence_once_in_order():

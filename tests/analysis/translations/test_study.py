@@ -7,15 +7,16 @@ import shutil
 
 import pandas as pd
 import pytest
-import yaml
 
 from lit_probattn.analysis.__main__ import main
 from lit_probattn.analysis.translations import decoded
-from lit_probattn.analysis.translations.study import drawn
+from lit_probattn.analysis.translations.study import drawn, read_remarks
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.tasks.bleu import FORMS
+from tests.analysis.made import checkpoint, open_once
 from tests.support.patching import draw_once
 from tests.support.paths import ROOT
-from tests.support.runs import arguments, only_version, run, write_attention
+from tests.support.runs import only_version, run, write_attention
 
 pytest.importorskip("sacrebleu")
 pytestmark = pytest.mark.usefixtures("sketches")
@@ -43,9 +44,16 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     steps = ("--trainer.max_steps", "16", "--trainer.val_check_interval", "8")
     steps += ("--model.init_args.lr", "0.02", "--run.checkpoint_every", "8")
+    steps += ("--trainer.limit_val_batches", "1")
     softmax = train(folder / "a", *steps)
+    steps = tuple("8" if word == "16" else word for word in steps)
     smgk = train(folder / "b", *steps, cls="MGKAttention", shifted_keys=True)
     return dict(zip(NAMES, (softmax, smgk), strict=True))
+
+
+@pytest.fixture(autouse=True)
+def _open_once(monkeypatch):
+    open_once(monkeypatch)
 
 
 def study(runs, out, *more):
@@ -63,21 +71,20 @@ def written(runs, tmp_path_factory):
 
 
 def test_scores_are_those_of_the_test_command(runs, written):
-    """Both decode: every form, to the last digit, with its signature."""
+    """Every form, to the last digit, with its signature; the other model has other scores."""
     scores = pd.read_csv(written / "translations.csv").set_index(["form", "model"])
-    best = 0.0
-    for name, folder in runs.items():
-        config = str(folder / "config.yaml")
-        run(["test", "--config", config, "--ckpt_path", "best"])
-        (result,) = folder.glob("test-*.json")
-        told = json.loads(result.read_text(encoding="utf-8"))
-        for form in FORMS:
-            found, expected = scores.loc[(form, name)], told["bleu"][form]
-            assert found["bleu"] == pytest.approx(expected["score"], rel=1e-5)
-            assert found["signature"] == expected["signature"]
-            assert found["precision_1"] == pytest.approx(expected["precisions"][0], rel=1e-5)
-            best = max(best, expected["score"])
-    assert best > 1  # something to compare
+    folder = runs["softmax"]
+    run(["test", "--config", str(folder / "config.yaml"), "--ckpt_path", "best"])
+    (result,) = folder.glob("test-*.json")
+    told = json.loads(result.read_text(encoding="utf-8"))
+    for form in FORMS:
+        found, expected = scores.loc[(form, "softmax")], told["bleu"][form]
+        assert found["bleu"] == pytest.approx(expected["score"], rel=1e-5)
+        assert found["signature"] == expected["signature"]
+        assert found["precision_1"] == pytest.approx(expected["precisions"][0], rel=1e-5)
+    ours, others = (scores.xs(name, level="model")["bleu"].tolist() for name in NAMES)
+    assert max(ours) > 1  # something to compare
+    assert ours != others
 
 
 def test_report_begins_with_copying(runs, written):
@@ -102,21 +109,12 @@ def test_copying_the_source_scores_no_changed_word(written):
     assert copied["signature"].count("tok:13a") == 1
 
 
-def test_a_second_call_decodes_nothing_and_an_interrupted_one_the_rest(
+def test_a_second_call_decodes_only_what_an_interrupted_one_left(
     runs, written, tmp_path, monkeypatch
 ):
+    """One model is complete, the other has three sentences; the report is that of one call."""
     out = tmp_path / "out"
     shutil.copytree(written, out)
-    asked = []
-    monkeypatch.setattr(decoded, "_translate", lambda *given: asked.append(given))
-    assert study(runs, out, "--resamples", "50") == 0
-    assert not asked
-    same = [
-        (folder / "translations.md").read_text(encoding="utf-8").splitlines()[4:]
-        for folder in (out, written)
-    ]
-    assert same[0] == same[1]
-    monkeypatch.undo()
     kept = out / "translations_decoded" / "smgk.jsonl"
     whole = kept.read_text(encoding="utf-8").splitlines()
     kept.write_text("".join(f"{line}\n" for line in whole[:4]))  # settings and three sentences
@@ -131,9 +129,14 @@ def test_a_second_call_decodes_nothing_and_an_interrupted_one_the_rest(
     assert study(runs, out, "--resamples", "50") == 0
     assert len(counted) == len(set(counted)) == 18
     assert sorted(kept.read_text(encoding="utf-8").splitlines()[1:]) == sorted(whole[1:])
+    same = [
+        (folder / "translations.md").read_text(encoding="utf-8").splitlines()[4:]
+        for folder in (out, written)
+    ]
+    assert same[0] == same[1]
 
 
-def test_remarks_stand_below_their_sentences(runs, written, tmp_path, capsys):
+def test_remarks_stand_below_their_sentences(runs, written, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(written, out)
     shown = drawn(21, 4, seed=5)
@@ -152,24 +155,24 @@ def test_remarks_stand_below_their_sentences(runs, written, tmp_path, capsys):
     assert "- **smgk**: " in parts[0]
     pairs = [line for part in parts for line in part.splitlines() if "- source: " in line]
     assert len(set(pairs)) == 4
-    absent = next(number for number in range(1, 22) if number not in shown)
-    for content, message in (
-        (f"{absent},x", f"sentence {absent} is not among the shown ones"),
-        ("one,x", "expected a unique number and a remark"),
-        (f"{shown[0]},x\n{shown[0]},y", "expected a unique number and a remark"),
-        (f"{shown[0]},x,y", "quoted if it contains commas"),
-    ):
-        remarks.write_text(f"sentence,remark\n{content}\n")
-        assert study(runs, out, *more) == 2
-        assert message in capsys.readouterr().err
-    for content, message in (
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"sentence,remark\none,x\n", "expected a unique number and a remark"),
+        (b"sentence,remark\n3,x\n3,y\n", "expected a unique number and a remark"),
+        (b"sentence,remark\n3,x,y\n", "quoted if it contains commas"),
         (b"", "with the columns sentence,remark, received nothing"),
         (b"number,remark\n", "received number,remark"),
         (b"\xff", "cannot be read"),
-    ):
-        remarks.write_bytes(content)
-        assert study(runs, out, *more) == 2
-        assert message in capsys.readouterr().err
+    ],
+)
+def test_a_file_that_holds_no_remarks_is_refused(content, message, tmp_path):
+    remarks = tmp_path / "remarks.csv"
+    remarks.write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        read_remarks(remarks)
 
 
 def test_what_is_drawn_follows_the_seed():
@@ -177,40 +180,15 @@ def test_what_is_drawn_follows_the_seed():
     assert drawn(3, 20, 0) == [1, 2, 3]
 
 
-# ---- errors ------------------------------------------------------------------------------------
-
-
-def refused(capsys, runs, out, *more):
-    assert study(runs, out, *more) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()[-1:]
-    assert line.startswith("error: ")
-    return line
-
-
-def test_runs_that_do_not_go_together_are_one_line(runs, tmp_path, capsys):
-    out = tmp_path / "out"
-    softmax = runs["softmax"]
-    copy = tmp_path / "copied" / "0"
-    shutil.copytree(softmax, copy)
-    config = yaml.safe_load((copy / "config.yaml").read_text(encoding="utf-8"))
-    config["data"]["init_args"]["num_test"] = 9
-    (copy / "config.yaml").write_text(yaml.safe_dump(config))
-    line = refused(capsys, {"a": softmax, "b": copy}, out)
-    assert "b and a have different test splits (9 pairs and 21)" in line
-    (copy / "metrics.csv").unlink()
-    line = refused(capsys, {"a": softmax, "b": copy}, out)
-    assert f"no metrics.csv in {copy}" in line
-    line = refused(capsys, {"a": softmax, "b": tmp_path / "none"}, out)
-    assert "checkpoint not found" in line
-    status = main(["translations", "--runs", str(softmax), str(softmax), "--out", str(out)])
-    assert status == 2
+def test_duplicate_labels_and_runs_of_other_tasks_are_one_line(runs, tmp_path, capsys):
+    out, softmax = tmp_path / "out", str(runs["softmax"])
+    assert main(["translations", "--runs", softmax, softmax, "--out", str(out)]) == 2
     assert "duplicate label translation_tiny-variant/0" in capsys.readouterr().err
-
-
-def test_runs_of_other_tasks_are_refused(tmp_path, capsys):
-    run(arguments("fit", tmp_path, "--trainer.max_steps", "1"))
-    line = refused(capsys, {"a": only_version(tmp_path)}, tmp_path / "out")
-    assert "is a run of SequenceClassifier, which does not translate" in line
+    other = checkpoint(tmp_path, "sequence", "SoftmaxAttention").parents[1]
+    (other / "metrics.csv").write_text("step,train/loss\n1,2.0\n")
+    assert study({"a": other}, out) == 2
+    told = capsys.readouterr().err
+    assert "is a run of SequenceClassifier, which does not translate" in told
 
 
 def test_the_mean_of_checkpoints_is_a_model_of_its_own(runs, tmp_path):

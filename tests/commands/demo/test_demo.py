@@ -27,6 +27,7 @@ NAMES = list(training.VARIANTS)
 def few_expressions():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(expressions, "_NUM_CHUNKS", 3)
+        patch.setattr(expressions, "NUM_TEST", 100)
         yield
 
 
@@ -47,9 +48,6 @@ def value_of(words: list[str]) -> int:
     """Evaluate an expression as Python does."""
     calls = {"[MIN": "min([", "[MAX": "max([", "]": "]),"}
     return eval("".join(calls.get(word, f"{word},") for word in words))[0]
-
-
-# ---- the page ------------------------------------------------------------------------------------
 
 
 def test_the_page_is_one_file_that_loads_nothing(demo):
@@ -132,9 +130,6 @@ def test_the_page_is_drawn(demo, tmp_path):
         assert (abs(pixels - colour).sum(1) < 12).sum() > 100
 
 
-# ---- training ------------------------------------------------------------------------------------
-
-
 def test_expressions_have_their_values_and_none_is_in_both_splits():
     train, test = expressions.draw(3)
     assert len(test.values) == expressions.NUM_TEST
@@ -157,11 +152,10 @@ def test_steps_repeat_to_the_bit(data):
 
 def test_both_learn(data):
     sides = training.make_sides(0)
-    few = (data[0], data[1].take(slice(100)))  # evaluated every second step
-    training.train(sides, few, seed=0, steps=40, seconds=1.0, show=lambda done: None)
+    training.train(sides, data, seed=0, steps=20, seconds=1.0, show=lambda done: None)
     for side in sides:
         assert side.accuracy[0][1] < 0.2
-        assert side.accuracy[-1][0] == 40
+        assert side.accuracy[-1][0] == 20
         assert side.accuracy[-1][1] > 0.3
 
 
@@ -181,9 +175,6 @@ def test_an_interruption_leaves_both_with_the_same_steps(step, data, monkeypatch
     settings = {"seed": 0, "steps": 9, "seconds": 1.0, "show": lambda done: None}
     assert not training.train(sides, data, **settings)
     assert len(sides[0].losses) == len(sides[1].losses) == step
-
-
-# ---- the command ---------------------------------------------------------------------------------
 
 
 def test_interrupted_it_writes_the_page_from_what_there_is(tmp_path, monkeypatch, capsys):
@@ -239,13 +230,15 @@ def test_a_browser_opens_only_where_there_is_a_display(shown, monkeypatch, tmp_p
     assert opened == ([(tmp_path / "demo.html").as_uri()] if shown else [])
 
 
-# ---- while it learns -----------------------------------------------------------------------------
-
-
-def shown_by(console_is_terminal: bool, encoding: str = "utf-8") -> str:
+def trained_sides() -> list[training.Side]:
     sides = training.make_sides(0)
     for side in sides:
         side.losses, side.accuracy = [2.0] * 20, [(0, 0.1), (20, 0.555)]
+    return sides
+
+
+def shown_by(console_is_terminal: bool, encoding: str = "utf-8") -> str:
+    sides = trained_sides()
     kept = io.BytesIO()
     file = io.TextIOWrapper(kept, encoding=encoding, newline="")
     show = display.Display(sides, file)
@@ -256,32 +249,25 @@ def shown_by(console_is_terminal: bool, encoding: str = "utf-8") -> str:
     return kept.getvalue().decode(encoding)
 
 
-def test_off_a_terminal_there_are_plain_lines():
+def test_off_a_terminal_and_without_rich_there_are_plain_lines(monkeypatch, capsys):
     expected = f"step 20  {NAMES[0]}: 55.5 % right   {NAMES[1]}: 55.5 % right\n"
     assert shown_by(False) == expected
-
-
-def test_without_rich_there_are_lines(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    sides = training.make_sides(0)
-    for side in sides:
-        side.losses, side.accuracy = [2.0] * 20, [(0, 0.1), (20, 0.555)]
-    with display.Display(sides) as show:
+    with display.Display(trained_sides()) as show:
         show(0.5)
-    assert capsys.readouterr().out.startswith(f"step 20  {NAMES[0]}: 55.5 % right")
+    assert capsys.readouterr().out == expected
 
 
-def test_on_a_terminal_there_are_bars():
-    text = shown_by(True)
-    assert "\x1b[" in text
-    for part in (*NAMES, "▁▄", "55.5 %", "50 %", "Ctrl-C"):
-        assert part in text
-
-
-@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "latin-1"])
-def test_a_terminal_that_is_not_utf8_has_bars_that_it_can_show(encoding):
+@pytest.mark.parametrize(
+    ("encoding", "parts"),
+    [
+        ("utf-8", ("\x1b[", "▁▄", "Ctrl-C")),
+        *((name, (".=", "####")) for name in ("ascii", "cp1252", "latin-1")),
+    ],
+)
+def test_a_terminal_has_bars_that_it_can_show(encoding, parts):
     text = shown_by(True, encoding)
-    for part in (*NAMES, ".=", "55.5 %", "####", "50 %"):
+    for part in (*NAMES, "55.5 %", "50 %", *parts):
         assert part in text
 
 
