@@ -17,7 +17,6 @@ from lit_probattn.compare.flags import Place
 from lit_probattn.compare.runs import Run
 from lit_probattn.reproduce.uea import TABLE, main, make_parser, make_table
 from tests.support import forks
-from tests.support.patching import draw_once
 from tests.support.paths import ROOT
 
 TINY = {
@@ -63,9 +62,8 @@ def options(tmp_path, monkeypatch):
 
 @pytest.fixture
 def forked(monkeypatch):
-    """Commands of runs run in forked processes; figures are drawn once."""
+    """Commands of runs run in forked processes."""
     monkeypatch.setattr("lit_probattn.experiments.runner.start", forks.start)
-    draw_once(monkeypatch)
 
 
 def bundled(options, *more):
@@ -171,7 +169,7 @@ def test_other_files_are_other_runs(options, tmp_path, monkeypatch):
     ]
 
 
-@pytest.mark.usefixtures("forked")
+@pytest.mark.usefixtures("forked", "sketches")
 def test_selection_on_test_is_another_run_and_flagged(options, tmp_path, capsys):
     more = ["--select_on", "test", "--seeds", "0", "--epochs", "1"]
     assert main(bundled(options, *more)) == 0
