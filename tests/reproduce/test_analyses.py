@@ -52,11 +52,6 @@ MODELS = {
 BUILT: set[str] = set()  # models of all tables: what several have is built once
 
 
-@pytest.fixture(autouse=True)
-def _root(monkeypatch):
-    monkeypatch.chdir(ROOT)
-
-
 def read(name):
     return Analysis.read(name, kinds()[name])
 

@@ -15,26 +15,11 @@ from lit_probattn.reproduce.__main__ import main
 from lit_probattn.reproduce.analyses.approximation import ApproximationTable
 from tests.reproduce.small_tables import write_small
 from tests.reproduce.test_analyses import trained
-from tests.support import forks
-from tests.support.patching import draw_once
-from tests.support.paths import ROOT
 
 NAME = "value_aware_table2"
 KEPT = (1, 64, 65)
 # How many perplexities OVO with 64 keys is above exact attention.
 GAPS = {"exponential_8": 1.0, "elu_8": 5.0, "polynomial_8": 9.0}
-
-
-@pytest.fixture(autouse=True)
-def _root(monkeypatch):
-    monkeypatch.chdir(ROOT)
-
-
-@pytest.fixture
-def _forked(monkeypatch):
-    """Comparisons import nothing and draw once; that of the slow test is a new process."""
-    monkeypatch.setattr("lit_probattn.experiments.runner.start", forks.start)
-    draw_once(monkeypatch)
 
 
 def studied(study, run, gap):
@@ -79,7 +64,7 @@ def test_its_studies_are_those_of_the_figure():
         assert part[key] == figure[key]
 
 
-@pytest.mark.usefixtures("_forked", "sketches")
+@pytest.mark.usefixtures("forked", "sketches")
 def test_studied_seeds_are_compared_once_and_every_kernel_is_judged(tmp_path, capsys):
     report = report_of(tmp_path, ["exponential_8", "elu_8"])
     assert report.complete([], 1, ()) == {}
@@ -115,7 +100,7 @@ def test_studied_seeds_are_compared_once_and_every_kernel_is_judged(tmp_path, ca
         assert f"(figures/{picture.name})" in text
 
 
-def test_without_studies_nothing_is_told_and_a_nearer_kernel_differs(tmp_path, monkeypatch):
+def test_without_studies_nothing_is_told_and_a_nearer_kernel_differs(tmp_path):
     """A kernel that is nearer than the exponential one, against what the paper prints."""
     report = report_of(tmp_path, [])
     assert "No run has been studied yet." in "\n".join(report.text())
@@ -128,7 +113,7 @@ def test_without_studies_nothing_is_told_and_a_nearer_kernel_differs(tmp_path, m
     assert sentence.startswith("With the largest weights alone the elu kernel")
 
 
-@pytest.mark.usefixtures("_forked")
+@pytest.mark.usefixtures("forked")
 def test_a_comparison_that_fails_is_told(tmp_path):
     report = report_of(tmp_path, GAPS, seeds=(0,))
     (tmp_path / "metrics.csv").unlink()

@@ -28,11 +28,6 @@ from tests.compare.tiny import tiny_runs, write_tables
 from tests.support.paths import ROOT
 
 
-@pytest.fixture(autouse=True)
-def _root(monkeypatch):
-    monkeypatch.chdir(ROOT)
-
-
 @pytest.fixture
 def places(tmp_path):
     tables = write_tables(tmp_path / "tables")

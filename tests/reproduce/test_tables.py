@@ -44,16 +44,10 @@ from tests.compare.tiny import TABLE, write_tables
 from tests.support.paths import ROOT, shipped
 from tests.support.slow import mostly_slow
 
-pytestmark = pytest.mark.usefixtures("root")
 FITS = sorted(path.stem for path in shipped("table") if read_yaml(path).get("kind") == "fits")
 # MGK: 10 tables, its variances and the text; FiSH: 13, two sections and the text; fixed head size:
 # 4; value-aware: 3.
 TABLES = 35
-
-
-@pytest.fixture
-def root(monkeypatch):
-    monkeypatch.chdir(ROOT)
 
 
 def printed(name: str) -> dict[tuple[str, str, str, str, str], float]:

@@ -16,8 +16,6 @@ from datamodules.series.archive import ARCHIVES
 from lit_probattn.compare.flags import Place
 from lit_probattn.compare.runs import Run
 from lit_probattn.reproduce.uea import TABLE, main, make_parser, make_table
-from tests.support import forks
-from tests.support.paths import ROOT
 
 TINY = {
     "task": "configs/tasks/tiny/uea.yaml",
@@ -50,9 +48,8 @@ TINY = {
 
 
 @pytest.fixture
-def options(tmp_path, monkeypatch):
+def options(tmp_path):
     """Flags of a tiny benchmark below tmp_path."""
-    monkeypatch.chdir(ROOT)
     table = tmp_path / "table.yaml"
     table.write_text(yaml.safe_dump(TINY))
     places = {"table": table, "out": tmp_path / "out", "runs": tmp_path / "runs"}
@@ -60,19 +57,12 @@ def options(tmp_path, monkeypatch):
     return [part for name, place in places.items() for part in (f"--{name}", str(place))]
 
 
-@pytest.fixture
-def forked(monkeypatch):
-    """Commands of runs run in forked processes."""
-    monkeypatch.setattr("lit_probattn.experiments.runner.start", forks.start)
-
-
 def bundled(options, *more):
     pytest.importorskip("aeon")
     return [*options, "--source", "bundled", *more]
 
 
-def test_table_file_holds_the_published_table(monkeypatch):
-    monkeypatch.chdir(ROOT)
+def test_table_file_holds_the_published_table():
     table, unknown = make_table(TABLE, Place(data_dir="none"))
     content = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
     assert len(table.tasks) == 10
@@ -152,7 +142,7 @@ def test_runs_run_once_and_the_report_has_mean_and_deviation(options, tmp_path, 
     assert "report:" not in capsys.readouterr().out
 
 
-def test_other_files_are_other_runs(options, tmp_path, monkeypatch):
+def test_other_files_are_other_runs(options, tmp_path):
     pytest.importorskip("aeon")
     table = Path(options[1])
     given = {"archives": ["BasicMotions"], "source": "bundled"}

@@ -16,7 +16,6 @@ from lit_probattn.reproduce.__main__ import main
 from lit_probattn.reproduce.figures.runs import RunFigure, StudyFigure
 from lit_probattn.reproduce.figures.tables import rows_of_tables
 from tests.compare.tiny import finished, write_tables
-from tests.support.paths import ROOT
 
 STEPS = np.arange(10, 210, 10)
 FIGURE = {
@@ -45,11 +44,6 @@ RANK_PANELS = [
     {"draw": "histogram", "study": "rank", "file": "rank.csv", "x": "rank", "where": {"layer": 1}},
     {"draw": "figures", "study": "attention_maps", "file": "attention_maps.png"},
 ]
-
-
-@pytest.fixture(autouse=True)
-def _root(monkeypatch):
-    monkeypatch.chdir(ROOT)
 
 
 def claim(**words):

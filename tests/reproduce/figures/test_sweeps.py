@@ -7,7 +7,6 @@ import yaml
 
 from lit_probattn.reproduce.__main__ import main
 from tests.support.patching import draw_once
-from tests.support.paths import ROOT
 
 SWEEP = {
     "name": "tiny_figure",
@@ -38,7 +37,6 @@ def write(folder, *bounds):
 
 
 def test_a_sweep_is_run_drawn_and_judged(tmp_path, monkeypatch, capsys, request):
-    monkeypatch.chdir(ROOT)
     draw_once(monkeypatch)
     words = write(tmp_path, 1, 0.5)
     assert main([*words, "--dry-run"]) == 0
@@ -57,8 +55,7 @@ def test_a_sweep_is_run_drawn_and_judged(tmp_path, monkeypatch, capsys, request)
     assert (elsewhere / "report.md").is_file()
 
 
-def test_a_sweep_without_a_sentence_is_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
+def test_a_sweep_without_a_sentence_is_refused(tmp_path, capsys):
     words = write(tmp_path, 1)
     path = tmp_path / "tiny_figure.yaml"
     sweep = {**SWEEP, "report": {"title": "Tiny", "paper": ["It needs fewer."]}}
