@@ -7,6 +7,7 @@ import pickle
 import random
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -87,35 +88,29 @@ def _all_damaged(folder: Path) -> str:
 
 def cases() -> Iterator[Case]:
     """Missing, damaged, of another model."""
-    area = "Checkpoints"
-    yield Case(area, "`test` without `--ckpt_path`", lambda f: command_error(arguments("test", f)))
-    yield Case(area, "`last`, and there is none", fit("--ckpt_path", "last"))
-    yield Case(
-        area,
+    case = partial(Case, "Checkpoints")
+    yield case("`test` without `--ckpt_path`", lambda f: command_error(arguments("test", f)))
+    yield case("`last`, and there is none", fit("--ckpt_path", "last"))
+    yield case(
         "`best`, and there is none",
         lambda f: command_error(arguments("test", f, "--ckpt_path", "best")),
     )
-    yield Case(area, "a file that is not there", fit("--ckpt_path", "nowhere.ckpt"))
-    yield Case(area, "a folder", fit("--ckpt_path", "DIR"))
-    yield Case(area, "an empty `--ckpt_path`", fit("--ckpt_path", ""))
-    yield Case(
-        area, "`limit_test_batches 0`", sound("--trainer.limit_test_batches", "0", name="test")
-    )
-    yield Case(area, "an empty file", damaged(lambda content: b""))
-    yield Case(area, "cut off in the middle", damaged(lambda content: content[: len(content) // 2]))
-    yield Case(area, "one byte of a weight changed", damaged(_flip))
-    yield Case(area, "no archive", damaged(lambda content: b"weights"))
-    yield Case(area, "a plain pickle", damaged(lambda content: pickle.dumps({"state_dict": {}})))
-    yield Case(area, "it needs code to load", _with_code)
-    yield Case(area, "all checkpoints of the run are damaged", _all_damaged)
-    yield Case(area, "a list instead of a checkpoint", _other_content([1, 2]))
-    yield Case(area, "no weights in it", _other_content({"global_step": 1}))
-    yield Case(area, "another width", sound("--model.init_args.embed_dim", "24", name="test"))
-    yield Case(
-        area, "another number of layers", sound("--model.init_args.num_layers", "3", name="test")
-    )
-    yield Case(
-        area,
+    yield case("a file that is not there", fit("--ckpt_path", "nowhere.ckpt"))
+    yield case("a folder", fit("--ckpt_path", "DIR"))
+    yield case("an empty `--ckpt_path`", fit("--ckpt_path", ""))
+    yield case("`limit_test_batches 0`", sound("--trainer.limit_test_batches", "0", name="test"))
+    yield case("an empty file", damaged(lambda content: b""))
+    yield case("cut off in the middle", damaged(lambda content: content[: len(content) // 2]))
+    yield case("one byte of a weight changed", damaged(_flip))
+    yield case("no archive", damaged(lambda content: b"weights"))
+    yield case("a plain pickle", damaged(lambda content: pickle.dumps({"state_dict": {}})))
+    yield case("it needs code to load", _with_code)
+    yield case("all checkpoints of the run are damaged", _all_damaged)
+    yield case("a list instead of a checkpoint", _other_content([1, 2]))
+    yield case("no weights in it", _other_content({"global_step": 1}))
+    yield case("another width", sound("--model.init_args.embed_dim", "24", name="test"))
+    yield case("another number of layers", sound("--model.init_args.num_layers", "3", name="test"))
+    yield case(
         "other weights: another variant",
         sound(
             "--model.init_args.attention",
@@ -125,4 +120,4 @@ def cases() -> Iterator[Case]:
             name="test",
         ),
     )
-    yield Case(area, "another accumulation", sound("--trainer.accumulate_grad_batches", "2"))
+    yield case("another accumulation", sound("--trainer.accumulate_grad_batches", "2"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import yaml
@@ -118,19 +119,19 @@ def _claim(claim: str) -> Callable[[Path], str]:
 
 
 def _cases_of_tables() -> Iterator[Case]:
-    area = "Tables"
-    yield Case(area, "`--set listop:model.init_args.lr=1`", _chains("--set", "listop:a.b=1"))
-    yield Case(area, "`starts_from` an unknown task", _chains(start="fir"))
-    yield Case(area, "a task that `starts_from` itself", _chains(start="listops"))
+    case = partial(Case, "Tables")
+    yield case("`--set listop:model.init_args.lr=1`", _chains("--set", "listop:a.b=1"))
+    yield case("`starts_from` an unknown task", _chains(start="fir"))
+    yield case("a task that `starts_from` itself", _chains(start="listops"))
     other = ["reproduce", "mgk_table1", "--only", "listops", "--start_seed", "1", "--dry-run"]
-    yield Case(area, "`--start_seed` without chains", lambda _: command_error(other))
+    yield case("`--start_seed` without chains", lambda _: command_error(other))
     trend = {"over": "heads", "rows": {"softmax_2": 2, "mgk_1": 1}, "says": "rises"}
     for what, wrong in {
         "a trend of an unknown row": {"rows": {"mgk_2": 2}},
         "a trend of an unknown task": {"tasks": ["listop"]},
         "a trend that grows": {"says": "grows"},
     }.items():
-        yield Case(area, what, _chains(trends=[{**trend, **wrong}]))
+        yield case(what, _chains(trends=[{**trend, **wrong}]))
 
 
 def _sweep_claim(claim: str) -> Callable[[Path], str]:
@@ -148,100 +149,92 @@ def _sweep_claim(claim: str) -> Callable[[Path], str]:
 
 def _figures() -> Iterator[Case]:
     """Figures of papers, and what is said of them."""
-    area = "Figures of papers"
-    yield Case(area, "`reproduce mgk_figure17`", _reproduce("mgk_figure17"))
-    yield Case(area, "`mgk_figure3 --seeds 1`", _reproduce("mgk_figure3", "--seeds", "1"))
-    yield Case(area, "`mgk_figure3 --report`, unmeasured", _reproduce("mgk_figure3", "--report"))
-    yield Case(area, "`mgk_figure1 --only mgk_8`", _reproduce("mgk_figure1", "--only", "mgk_8"))
+    case = partial(Case, "Figures of papers")
+    yield case("`reproduce mgk_figure17`", _reproduce("mgk_figure17"))
+    yield case("`mgk_figure3 --seeds 1`", _reproduce("mgk_figure3", "--seeds", "1"))
+    yield case("`mgk_figure3 --report`, unmeasured", _reproduce("mgk_figure3", "--report"))
+    yield case("`mgk_figure1 --only mgk_8`", _reproduce("mgk_figure1", "--only", "mgk_8"))
     is_lower = "rows: [mgk_1], is: lower, than: softmax_2"
     for what, claim in {
         "of an unknown row": "rows: [mgk_9], is: lower, than: softmax_2, value: test",
         "of an unknown value": f"{is_lower}, value: tset",
         "that is `larger`": "rows: [mgk_1], is: larger, than: softmax_2, value: test",
         "of a curve without `at`": f"{is_lower}, curve: train/loss",
+        "of the end of a curve": f"{is_lower}, curve: train/loss, at: end",
         "with an unknown key": f"{is_lower}, value: test, then: 3",
         "without another side": "rows: [mgk_1], is: lower, value: test",
     }.items():
-        yield Case(area, f"a claim {what}", _claim(claim))
+        yield case(f"a claim {what}", _claim(claim))
     for what, claim in {
         "with two conditions": "below: 1, reaches: 0.5",
         "of an unknown variant": "variants: [mgk4], below: 1",
         "with `blow`": "blow: 1",
     }.items():
-        yield Case(area, f"a claim on costs {what}", _sweep_claim(claim))
+        yield case(f"a claim on costs {what}", _sweep_claim(claim))
 
 
 def cases() -> Iterator[Case]:
     """Command lines, then tables, then files."""
-    line = "Command line"
-    yield Case(line, "no command", lambda _: command_error([]))
-    yield Case(line, "`fitt`", lambda _: command_error(["fitt"]))
-    yield Case(line, "`--trainer.max_step 4`", fit("--trainer.max_step", "4"))
-    yield Case(line, "`--model.init_args.num_layer 4`", fit("--model.init_args.num_layer", "4"))
-    yield Case(line, "`--seed_every 4`, a shortened flag", fit("--seed_every", "4"))
-    yield Case(line, "`--data.init_args.batch 4`", fit("--data.init_args.batch", "4"))
-    yield Case(line, "`--run.nme x`", fit("--run.nme", "x"))
-    yield Case(line, "`num_head` of the attention", fit(f"--{ATTENTION}.init_args.num_head", "4"))
-    yield Case(
-        line, "an unknown variant", fit(f"--{ATTENTION}", "lit_probattn.attention.MGKAtention")
+    line = partial(Case, "Command line")
+    yield line("no command", lambda _: command_error([]))
+    yield line("`fitt`", lambda _: command_error(["fitt"]))
+    yield line("`--trainer.max_step 4`", fit("--trainer.max_step", "4"))
+    yield line("`--model.init_args.num_layer 4`", fit("--model.init_args.num_layer", "4"))
+    yield line("`--seed_every 4`, a shortened flag", fit("--seed_every", "4"))
+    yield line("`--data.init_args.batch 4`", fit("--data.init_args.batch", "4"))
+    yield line("`--run.nme x`", fit("--run.nme", "x"))
+    yield line("`num_head` of the attention", fit(f"--{ATTENTION}.init_args.num_head", "4"))
+    yield line("an unknown variant", fit(f"--{ATTENTION}", "lit_probattn.attention.MGKAtention"))
+    yield line("a class that is no attention", fit(f"--{ATTENTION}.class_path", "torch.nn.Linear"))
+    yield line(
+        "a module that does not exist", fit(f"--{ATTENTION}.class_path", "nowhere.Attention")
     )
-    yield Case(
-        line, "a class that is no attention", fit(f"--{ATTENTION}.class_path", "torch.nn.Linear")
-    )
-    yield Case(
-        line, "a module that does not exist", fit(f"--{ATTENTION}.class_path", "nowhere.Attention")
-    )
-    yield Case(line, "an unknown task", fit("--model", "lit_probattn.tasks.SequenceClasifier"))
-    yield Case(line, "an unknown data set", fit("--data", "datamodules.Listops"))
-    yield Case(line, "`num_layers four`", fit("--model.init_args.num_layers", "four"))
-    yield Case(line, "`schedule onecycle`", fit("--model.init_args.schedule", "onecycle"))
-    yield Case(line, "`trainer.precision 17`", fit("--trainer.precision", "17"))
-    yield Case(line, "`seed_everything x`", fit("--seed_everything", "x"))
-    yield Case(line, "`--run.name ../../x`", fit("--run.name", "../../x"))
-    yield Case(line, "an empty `--ckpt_path`", fit("--ckpt_path", ""))
-    yield Case(line, "`num_layers 100000000`", fit("--model.init_args.num_layers", "100000000"))
-    yield Case(
-        line, "`dict_kwargs` of the attention", fit(f"--{ATTENTION}.dict_kwargs", "{num_head: 1}")
-    )
-    yield Case(line, "`monitor_mode largest`", fit("--run.monitor_mode", "largest"))
+    yield line("an unknown task", fit("--model", "lit_probattn.tasks.SequenceClasifier"))
+    yield line("an unknown data set", fit("--data", "datamodules.Listops"))
+    yield line("`num_layers four`", fit("--model.init_args.num_layers", "four"))
+    yield line("`schedule onecycle`", fit("--model.init_args.schedule", "onecycle"))
+    yield line("`trainer.precision 17`", fit("--trainer.precision", "17"))
+    yield line("`seed_everything x`", fit("--seed_everything", "x"))
+    yield line("`--run.name ../../x`", fit("--run.name", "../../x"))
+    yield line("an empty `--ckpt_path`", fit("--ckpt_path", ""))
+    yield line("`num_layers 100000000`", fit("--model.init_args.num_layers", "100000000"))
+    yield line("`dict_kwargs` of the attention", fit(f"--{ATTENTION}.dict_kwargs", "{num_head: 1}"))
+    yield line("`monitor_mode largest`", fit("--run.monitor_mode", "largest"))
     named = ("fit", "--attention", "smgk", "--task")
-    yield Case(line, "`--task lra_listop`", lambda _: command_error([*named, "lra_listop"]))
-    yield Case(line, "`--task` without a name", lambda _: command_error([*named]))
-    yield Case(line, "`--task` twice", lambda _: command_error([*named, "uea", "--task", "uea"]))
-    yield Case(line, "an attention as task", lambda _: command_error([*named, SMGK]))
+    yield line("`--task lra_listop`", lambda _: command_error([*named, "lra_listop"]))
+    yield line("`--task` without a name", lambda _: command_error([*named]))
+    yield line("`--task` twice", lambda _: command_error([*named, "uea", "--task", "uea"]))
+    yield line("an attention as task", lambda _: command_error([*named, SMGK]))
     yield from _cases_of_tables()
-    data = "Commands of datamodules"
-    yield Case(data, "`preparee`", data_command("preparee", "text"))
-    yield Case(data, "`prepare listop`", data_command("prepare", "listop"))
-    yield Case(data, "`--num_tran 3`", data_command("prepare", "listops", "--num_tran", "3"))
-    yield Case(
-        data, "`--num_train many`", data_command("prepare", "listops", "--num_train", "many")
+    data_case = partial(Case, "Commands of datamodules")
+    yield data_case("`preparee`", data_command("preparee", "text"))
+    yield data_case("`prepare listop`", data_command("prepare", "listop"))
+    yield data_case("`--num_tran 3`", data_command("prepare", "listops", "--num_tran", "3"))
+    yield data_case("`--num_train many`", data_command("prepare", "listops", "--num_train", "many"))
+    yield data_case(
+        "`check` before `prepare`", data_command("check", "listops", "--cache_dir", "DIR")
     )
-    yield Case(
-        data, "`check` before `prepare`", data_command("check", "listops", "--cache_dir", "DIR")
-    )
-    files = "Configuration files"
+    file_case = partial(Case, "Configuration files")
     missing = str(ROOT / "configs/tasks/lra_listop.yaml")
-    yield Case(
-        files, "a file that does not exist", lambda _: command_error(["fit", "--config", missing])
+    yield file_case(
+        "a file that does not exist", lambda _: command_error(["fit", "--config", missing])
     )
-    yield Case(files, "the attention file first", _files("ATTENTION", "TASK"))
-    yield Case(files, "no task file", _files("ATTENTION"))
-    yield Case(files, "no attention file", _files("TASK"))
-    yield Case(files, "two task files", _files("TASK", "ATTENTION", ANOTHER_TASK))
-    yield Case(files, "a folder", lambda f: command_error(["fit", "--config", str(f)]))
-    yield Case(files, "a key twice", _config("trainer: {max_steps: 3}\ntrainer: {devices: 1}"))
-    yield Case(files, "a number as a key", _config("trainer: {1: 3}"))
-    yield Case(files, "an alias of itself", _config("trainer: &a {callbacks: *a}"))
-    yield Case(files, "no YAML: `model: [1,`", _config("model: [1,"))
-    yield Case(files, "an empty file", _config(""))
-    yield Case(files, "a list", _config("- 1"))
-    yield Case(files, "bytes that are no text", _config(b"\xff\xfe\x00model"))
-    yield Case(files, "`trainer: {max_step: 3}`", _config("trainer: {max_step: 3}"))
-    yield Case(files, "`mdel: {…}`", _config("mdel: {init_args: {embed_dim: 3}}"))
-    yield Case(files, "`batchsize`", _config("data: {init_args: {batchsize: 3}}"))
-    yield Case(
-        files,
+    yield file_case("the attention file first", _files("ATTENTION", "TASK"))
+    yield file_case("no task file", _files("ATTENTION"))
+    yield file_case("no attention file", _files("TASK"))
+    yield file_case("two task files", _files("TASK", "ATTENTION", ANOTHER_TASK))
+    yield file_case("a folder", lambda f: command_error(["fit", "--config", str(f)]))
+    yield file_case("a key twice", _config("trainer: {max_steps: 3}\ntrainer: {devices: 1}"))
+    yield file_case("a number as a key", _config("trainer: {1: 3}"))
+    yield file_case("an alias of itself", _config("trainer: &a {callbacks: *a}"))
+    yield file_case("no YAML: `model: [1,`", _config("model: [1,"))
+    yield file_case("an empty file", _config(""))
+    yield file_case("a list", _config("- 1"))
+    yield file_case("bytes that are no text", _config(b"\xff\xfe\x00model"))
+    yield file_case("`trainer: {max_step: 3}`", _config("trainer: {max_step: 3}"))
+    yield file_case("`mdel: {…}`", _config("mdel: {init_args: {embed_dim: 3}}"))
+    yield file_case("`batchsize`", _config("data: {init_args: {batchsize: 3}}"))
+    yield file_case(
         "`num_head` of the attention",
         _config("model: {init_args: {attention: {init_args: {num_head: 3}}}}"),
     )
@@ -257,16 +250,16 @@ def cases() -> Iterator[Case]:
         "attention by layers: a head size that is no number": "layers: {0: {head_dim: small}}",
     }.items():
         text = by_layers.replace("MGK, init_args: {}", default).replace("LAYERS", layers)
-        yield Case(files, what, _config(text))
-    yield Case(files, "`model: 5`", _config("model: 5"))
-    yield Case(files, "`trainer: [1, 2]`", _config("trainer: [1, 2]"))
-    yield Case(files, "`num_layers: {a: 1}`", _config("model: {init_args: {num_layers: {a: 1}}}"))
+        yield file_case(what, _config(text))
+    yield file_case("`model: 5`", _config("model: 5"))
+    yield file_case("`trainer: [1, 2]`", _config("trainer: [1, 2]"))
+    yield file_case("`num_layers: {a: 1}`", _config("model: {init_args: {num_layers: {a: 1}}}"))
     yield from _analysis_cases()
     yield from _figures()
 
 
 def _analysis_cases() -> Iterator[Case]:
-    area = "Tables of analyses"
+    case = partial(Case, "Tables of analyses")
     softmax = {"printed": ["Softmax", "8"], "runs": "fish_table11 softmax_8"}
     mean = {"printed": ["head_l2_distance_mean", "not stated"], "unit": "Frobenius"}
     mean |= {"file": "head_distance_layers.csv", "column": "mean"}
@@ -295,4 +288,4 @@ def _analysis_cases() -> Iterator[Case]:
         "a computed number of nothing": {"computed": [{"by": "percent_saved"}]},
         "no finished run to report": {"notes": []},
     }.items():
-        yield Case(area, given, _analysis(**change))
+        yield case(given, _analysis(**change))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -86,24 +87,18 @@ def _of_text(folder: Path) -> str:
 
 def cases() -> Iterator[Case]:
     """Every case of this file."""
-    area = "Decision transformers"
+    case = partial(Case, "Decision transformers")
     other = "tests.rollouts.toy.Pendulum"
-    yield Case(area, "an environment of other sizes than the data", lambda _: _played_in(other))
-    yield Case(area, "gymnasium is missing", lambda _: _without("gymnasium"))
-    yield Case(area, "mujoco is missing", lambda _: _without("mujoco"))
-    yield Case(area, "no file of the data", _without_data)
-    yield Case(
-        area,
-        "one target return",
-        _fit("--model.init_args.target_returns", "[3.0]"),
+    yield case("an environment of other sizes than the data", lambda _: _played_in(other))
+    yield case("gymnasium is missing", lambda _: _without("gymnasium"))
+    yield case("mujoco is missing", lambda _: _without("mujoco"))
+    yield case("no file of the data", _without_data)
+    yield case("one target return", _fit("--model.init_args.target_returns", "[3.0]"))
+    yield case("`val_every: 0`", _fit("--model.init_args.val_every", "0"))
+    yield case("`test_episodes: -1`", _fit("--model.init_args.test_episodes", "-1"))
+    yield case(
+        "a checkpoint of other trajectories", lambda _: _test("--data.init_args.data_seed", "5")
     )
-    yield Case(area, "`val_every: 0`", _fit("--model.init_args.val_every", "0"))
-    yield Case(area, "`test_episodes: -1`", _fit("--model.init_args.test_episodes", "-1"))
-    yield Case(
-        area,
-        "a checkpoint of other trajectories",
-        lambda _: _test("--data.init_args.data_seed", "5"),
-    )
-    yield Case(area, "`returns --episodes 0`", lambda f: _study(f, "--episodes", "0"))
-    yield Case(area, "`returns --targets nan`", lambda f: _study(f, "--targets", "3", "nan"))
-    yield Case(area, "`returns` of another task", _of_text)
+    yield case("`returns --episodes 0`", lambda f: _study(f, "--episodes", "0"))
+    yield case("`returns --targets nan`", lambda f: _study(f, "--targets", "3", "nan"))
+    yield case("`returns` of another task", _of_text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from PIL import Image as PilImage
@@ -41,16 +42,16 @@ def _cut_archive(folder: Path) -> None:
 
 
 def _cifar_cases() -> Iterator[Case]:
-    area = "CIFAR-10 (pickles)"
+    case = partial(Case, "CIFAR-10 (pickles)")
     labels = python2_pickle(cifar_batch(3, 1, labels=[1, 2, 10]))
     few = python2_pickle(cifar_batch(3, 1, labels=[1, 2]))
-    yield Case(area, "nothing", data_error(lambda f: Image(data_dir=str(f)).prepare_data()))
-    yield Case(area, "code in the pickle", cifar(b"cos\nsystem\n(S'echo'\ntR."))
-    yield Case(area, "cut off", cifar(cifar_files()["test_batch"][:-40]))
-    yield Case(area, "another pickle", cifar(pickle.dumps([1, 2], protocol=2)))
-    yield Case(area, "a label of 10", cifar(labels))
-    yield Case(area, "fewer labels than pictures", cifar(few))
-    yield Case(area, "a damaged archive", data_error(_cut_archive))
+    yield case("nothing", data_error(lambda f: Image(data_dir=str(f)).prepare_data()))
+    yield case("code in the pickle", cifar(b"cos\nsystem\n(S'echo'\ntR."))
+    yield case("cut off", cifar(cifar_files()["test_batch"][:-40]))
+    yield case("another pickle", cifar(pickle.dumps([1, 2], protocol=2)))
+    yield case("a label of 10", cifar(labels))
+    yield case("fewer labels than pictures", cifar(few))
+    yield case("a damaged archive", data_error(_cut_archive))
 
 
 def pathfinder(change: Callable[[Path], object]) -> Callable[[Path], str]:
@@ -72,22 +73,18 @@ def _save(name: str, size: tuple[int, int], mode: str) -> Callable[[Path], objec
 
 
 def _pathfinder_cases() -> Iterator[Case]:
-    area = "Pathfinder (`.npy` lists, PNG)"
+    case = partial(Case, "Pathfinder (`.npy` lists, PNG)")
     damage = pathfinder(lambda p: (p / "imgs/0/sample_3.png").write_bytes(b"\x89PNG\r\n\x1a\nxx"))
-    yield Case(area, "a line of three words", pathfinder(_line("imgs/0 sample_0.png 0\n")))
-    yield Case(area, "a label of 2", pathfinder(_line("imgs/0 sample_0.png 0 2\n")))
-    yield Case(area, "a picture outside", pathfinder(_line("../../etc passwd 0 1\n")))
-    yield Case(
-        area,
-        "an array of NumPy",
-        pathfinder(lambda p: (p / "metadata/0.npy").write_bytes(b"\x93NUMPY")),
+    yield case("a line of three words", pathfinder(_line("imgs/0 sample_0.png 0\n")))
+    yield case("a label of 2", pathfinder(_line("imgs/0 sample_0.png 0 2\n")))
+    yield case("a picture outside", pathfinder(_line("../../etc passwd 0 1\n")))
+    yield case(
+        "an array of NumPy", pathfinder(lambda p: (p / "metadata/0.npy").write_bytes(b"\x93NUMPY"))
     )
-    yield Case(
-        area, "a picture is missing", pathfinder(lambda p: (p / "imgs/0/sample_3.png").unlink())
-    )
-    yield Case(area, "a picture is damaged", damage)
-    yield Case(area, "another size", pathfinder(_save("sample_3.png", (16, 32), "L")))
-    yield Case(area, "a coloured picture", pathfinder(_save("sample_3.png", (32, 32), "RGB")))
+    yield case("a picture is missing", pathfinder(lambda p: (p / "imgs/0/sample_3.png").unlink()))
+    yield case("a picture is damaged", damage)
+    yield case("another size", pathfinder(_save("sample_3.png", (16, 32), "L")))
+    yield case("a coloured picture", pathfinder(_save("sample_3.png", (32, 32), "RGB")))
 
 
 def imagenet(change: Callable[[Path], object]) -> Callable[[Path], str]:
@@ -109,15 +106,15 @@ def _bomb(folder: Path) -> None:
 
 
 def _imagenet_cases() -> Iterator[Case]:
-    area = "ImageNet (pictures)"
+    case = partial(Case, "ImageNet (pictures)")
     first = "val/n01/n01_0.JPEG"
-    yield Case(area, "no folders", data_error(lambda f: ImageNet(data_dir=str(f)).setup()))
-    yield Case(area, "an empty class folder", imagenet(lambda f: _empty(f / "train/n02")))
-    yield Case(area, "a class that is not in training", imagenet(lambda f: (f / "val/n09").mkdir()))
-    yield Case(area, "an empty picture", imagenet(lambda f: (f / first).write_bytes(b"")))
-    yield Case(area, "a picture cut off", imagenet(lambda f: _cut(f / first)))
-    yield Case(area, "text instead of a picture", imagenet(lambda f: (f / first).write_text("no")))
-    yield Case(area, "a picture that is gone", data_error(lambda f: open_image(f / "gone.JPEG")))
+    yield case("no folders", data_error(lambda f: ImageNet(data_dir=str(f)).setup()))
+    yield case("an empty class folder", imagenet(lambda f: _empty(f / "train/n02")))
+    yield case("a class that is not in training", imagenet(lambda f: (f / "val/n09").mkdir()))
+    yield case("an empty picture", imagenet(lambda f: (f / first).write_bytes(b"")))
+    yield case("a picture cut off", imagenet(lambda f: _cut(f / first)))
+    yield case("text instead of a picture", imagenet(lambda f: (f / first).write_text("no")))
+    yield case("a picture that is gone", data_error(lambda f: open_image(f / "gone.JPEG")))
 
 
 def _empty(folder: Path) -> None:

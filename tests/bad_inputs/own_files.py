@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -51,48 +52,48 @@ def _rows(*rows: dict[str, object]) -> str:
 
 
 def _texts_cases() -> Iterator[Case]:
-    area = "Own texts with labels (CSV, TSV, JSON lines, Parquet)"
-    yield Case(area, "no path", data_error(lambda folder: LabelledTexts()))
+    case = partial(Case, "Own texts with labels (CSV, TSV, JSON lines, Parquet)")
+    yield case("no path", data_error(lambda folder: LabelledTexts()))
     missing = data_error(lambda folder: LabelledTexts(path=str(folder / "mine.csv")))
-    yield Case(area, "no such file", missing)
-    yield Case(area, "a folder without a table", data_error(_folder_without_a_table))
-    yield Case(area, "another ending", texts(HEADER + GOOD, "mine.xlsx"))
-    yield Case(area, "an empty file", texts(""))
-    yield Case(area, "only a header", texts(HEADER))
-    yield Case(area, "one column", texts("review\n" + "a text\n" * 9))
+    yield case("no such file", missing)
+    yield case("a folder without a table", data_error(_folder_without_a_table))
+    yield case("another ending", texts(HEADER + GOOD, "mine.xlsx"))
+    yield case("an empty file", texts(""))
+    yield case("only a header", texts(HEADER))
+    yield case("one column", texts("review\n" + "a text\n" * 9))
     columns = texts("words,kind\n" + GOOD)
-    yield Case(area, "columns without usual names", columns)
+    yield case("columns without usual names", columns)
     wrong = texts(HEADER + GOOD, text_column="reviews")
-    yield Case(area, "a column that is not there", wrong)
-    yield Case(area, "a column twice", texts("label,label\n" + GOOD))
-    yield Case(area, "a comma too many", texts(HEADER + GOOD + "good, but long,yes\n"))
-    yield Case(area, "an empty text", texts(HEADER + GOOD + " ,yes\n"))
-    yield Case(area, "an empty label", texts(HEADER + GOOD + "a text,\n"))
-    yield Case(area, "words and numbers as labels", texts(HEADER + GOOD + "a text,1\n"))
+    yield case("a column that is not there", wrong)
+    yield case("a column twice", texts("label,label\n" + GOOD))
+    yield case("a comma too many", texts(HEADER + GOOD + "good, but long,yes\n"))
+    yield case("an empty text", texts(HEADER + GOOD + " ,yes\n"))
+    yield case("an empty label", texts(HEADER + GOOD + "a text,\n"))
+    yield case("words and numbers as labels", texts(HEADER + GOOD + "a text,1\n"))
     one = texts(HEADER + GOOD.replace(",no", ",yes"))
-    yield Case(area, "one class only", one)
+    yield case("one class only", one)
     numbers = texts("text,label\n" + "".join(f"text {i},{i}.5\n" for i in range(50)))
-    yield Case(area, "a label of its own for every row", numbers)
-    yield Case(area, "too few texts", texts(HEADER + "a,yes\nb,no\n"))
+    yield case("a label of its own for every row", numbers)
+    yield case("too few texts", texts(HEADER + "a,yes\nb,no\n"))
     latin = texts((HEADER + GOOD).encode() + "schön,yes\n".encode("latin-1"))
-    yield Case(area, "another encoding than UTF-8", latin)
+    yield case("another encoding than UTF-8", latin)
     good = {"text": "a text", "label": "yes"}
     broken = texts(_rows(good) + "{'text': 1}\n", "mine.jsonl")
-    yield Case(area, "JSON lines: a line that is no JSON", broken)
-    yield Case(area, "JSON lines: a list", texts("[1, 2]\n", "mine.jsonl"))
+    yield case("JSON lines: a line that is no JSON", broken)
+    yield case("JSON lines: a list", texts("[1, 2]\n", "mine.jsonl"))
     lacking = texts(_rows(good, {"text": "b"}), "mine.jsonl")
-    yield Case(area, "JSON lines: a label is missing", lacking)
+    yield case("JSON lines: a label is missing", lacking)
     number = texts(_rows(good, {"text": 5, "label": "no"}), "mine.jsonl")
-    yield Case(area, "JSON lines: a number as text", number)
+    yield case("JSON lines: a number as text", number)
     mixed = texts(_rows(good, {"text": "b", "label": 1}), "mine.jsonl")
-    yield Case(area, "JSON lines: labels of two types", mixed)
-    yield Case(area, "a damaged Parquet file", texts("PAR1", "mine.parquet"))
-    yield Case(area, "the same text in two splits", data_error(_overlapping))
-    yield Case(area, "a class without training texts", data_error(_unlearnable))
-    yield Case(area, "shares of 1", texts(HEADER + GOOD, val_fraction=0.5, test_fraction=0.5))
-    yield Case(area, "an unknown unit", texts(HEADER + GOOD, tokens="letters"))
+    yield case("JSON lines: labels of two types", mixed)
+    yield case("a damaged Parquet file", texts("PAR1", "mine.parquet"))
+    yield case("the same text in two splits", data_error(_overlapping))
+    yield case("a class without training texts", data_error(_unlearnable))
+    yield case("shares of 1", texts(HEADER + GOOD, val_fraction=0.5, test_fraction=0.5))
+    yield case("an unknown unit", texts(HEADER + GOOD, tokens="letters"))
     rare = texts(HEADER + GOOD, tokens="words", min_count=100)
-    yield Case(area, "no word that is frequent enough", rare)
+    yield case("no word that is frequent enough", rare)
 
 
 def text(change: Callable[[Path], object], **options: object) -> Callable[[Path], str]:
@@ -111,22 +112,22 @@ def _equal_splits(folder: Path) -> None:
 
 
 def _text_cases() -> Iterator[Case]:
-    area = "Own running text (files and folders)"
-    yield Case(area, "no path", data_error(lambda folder: OwnText()))
-    yield Case(area, "an empty folder", text(lambda folder: None))
-    yield Case(area, "an empty file", text(lambda f: (f / "mine.txt").write_text("")))
-    yield Case(area, "one line", text(lambda f: (f / "mine.txt").write_text("a few words\n")))
+    case = partial(Case, "Own running text (files and folders)")
+    yield case("no path", data_error(lambda folder: OwnText()))
+    yield case("an empty folder", text(lambda folder: None))
+    yield case("an empty file", text(lambda f: (f / "mine.txt").write_text("")))
+    yield case("one line", text(lambda f: (f / "mine.txt").write_text("a few words\n")))
     latin = text(lambda f: (f / "mine.txt").write_bytes(b"\xe9t\xe9 en\n" * 99))
-    yield Case(area, "another encoding than UTF-8", latin)
+    yield case("another encoding than UTF-8", latin)
     alone = text(lambda f: (f / "train.txt").write_text("some text\n" * 99))
     two = text(lambda f: [(f / n).write_text(f"{n}\n" * 99) for n in ("train.txt", "test.txt")])
-    yield Case(area, "a single training file of equal lines", alone)
-    yield Case(area, "no file for one of the splits", two)
-    yield Case(area, "equal files for two splits", text(_equal_splits))
+    yield case("a single training file of equal lines", alone)
+    yield case("no file for one of the splits", two)
+    yield case("equal files for two splits", text(_equal_splits))
 
 
 def _check_cases() -> Iterator[Case]:
-    area = "Own texts (`data check PATH`)"
+    case = partial(Case, "Own texts (`data check PATH`)")
 
     def check(*words: str) -> Callable[[Path], str]:
         return lambda f: command_error(["check", *(w.format(f) for w in words)], data_main)
@@ -135,9 +136,9 @@ def _check_cases() -> Iterator[Case]:
         (folder / "mine.doc").write_text("x")
         return command_error(["check", str(folder / "mine.doc")], data_main)
 
-    yield Case(area, "no such file", check("{}/mine.csv"))
-    yield Case(area, "an unknown kind", check("{}", "--kind", "txet"))
-    yield Case(area, "a file of no known kind", nothing_known)
+    yield case("no such file", check("{}/mine.csv"))
+    yield case("an unknown kind", check("{}", "--kind", "txet"))
+    yield case("a file of no known kind", nothing_known)
 
 
 def series(content: str, name: str = "mine.csv", **options: object) -> Callable[[Path], str]:
@@ -159,18 +160,18 @@ def _arrays(**arrays: object) -> Callable[[Path], str]:
 
 
 def _series_cases() -> Iterator[Case]:
-    area = "Own series (CSV, NumPy)"
+    case = partial(Case, "Own series (CSV, NumPy)")
     long = "id,time,value,label\n"
-    yield Case(area, "a word among the values", series("t0,t1,label\n1,2,a\n3,x,b\n"))
-    yield Case(area, "no column of labels", series("t0,t1\n1,2\n"))
-    yield Case(area, "a series without values", series("t0,t1,label\n1,2,a\n,,b\n"))
-    yield Case(area, "two labels in one series", series(long + "s,0,1,a\ns,1,2,b\n"))
-    yield Case(area, "a time twice", series(long + "s,0,1,a\ns,0,2,a\n"))
-    yield Case(area, "an id column that is not there", series(long + "s,0,1,a\n", id_column="ids"))
-    yield Case(area, "no value column", series("id,time,label\ns,0,a\ns,1,a\n"))
-    yield Case(area, "arrays of other names", _arrays(data=np.zeros((4, 3)), label=np.arange(4)))
-    yield Case(area, "fewer labels than series", _arrays(x=np.zeros((4, 3)), y=np.arange(3)))
-    yield Case(area, "a damaged `.npz`", series("PK", "mine.npz"))
+    yield case("a word among the values", series("t0,t1,label\n1,2,a\n3,x,b\n"))
+    yield case("no column of labels", series("t0,t1\n1,2\n"))
+    yield case("a series without values", series("t0,t1,label\n1,2,a\n,,b\n"))
+    yield case("two labels in one series", series(long + "s,0,1,a\ns,1,2,b\n"))
+    yield case("a time twice", series(long + "s,0,1,a\ns,0,2,a\n"))
+    yield case("an id column that is not there", series(long + "s,0,1,a\n", id_column="ids"))
+    yield case("no value column", series("id,time,label\ns,0,a\ns,1,a\n"))
+    yield case("arrays of other names", _arrays(data=np.zeros((4, 3)), label=np.arange(4)))
+    yield case("fewer labels than series", _arrays(x=np.zeros((4, 3)), y=np.arange(3)))
+    yield case("a damaged `.npz`", series("PK", "mine.npz"))
 
 
 def pictures(*names: str, again: str = "", broken: str = "") -> Callable[[Path], str]:
@@ -194,15 +195,15 @@ def pictures(*names: str, again: str = "", broken: str = "") -> Callable[[Path],
 
 
 def _pictures_cases() -> Iterator[Case]:
-    area = "Own pictures (folders)"
+    case = partial(Case, "Own pictures (folders)")
     some = [f"{c}/{i}.png" for c in ("cat", "dog") for i in range(9)]
     three = [f"{s}/{name}" for s in ("train", "val", "test") for name in (some[0], some[9])]
-    yield Case(area, "an empty folder", pictures())
-    yield Case(area, "one class", pictures("cat/1.png", "cat/2.png"))
-    yield Case(area, "two pictures", pictures("cat/1.png", "dog/1.png"))
-    yield Case(area, "a picture that is none", pictures(*some, broken="dog/5.png"))
-    yield Case(area, "an unknown class in a split", pictures(*three, "val/newt/1.png"))
-    yield Case(area, "a picture in two splits", pictures(*three, again="val/dog/7.png"))
+    yield case("an empty folder", pictures())
+    yield case("one class", pictures("cat/1.png", "cat/2.png"))
+    yield case("two pictures", pictures("cat/1.png", "dog/1.png"))
+    yield case("a picture that is none", pictures(*some, broken="dog/5.png"))
+    yield case("an unknown class in a split", pictures(*three, "val/newt/1.png"))
+    yield case("a picture in two splits", pictures(*three, again="val/dog/7.png"))
 
 
 def cases() -> Iterator[Case]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from datamodules import UEA
@@ -30,15 +31,15 @@ def _archive(**options: object) -> Callable[[Path], str]:
 
 def cases() -> Iterator[Case]:
     """Malformed files, then archives."""
-    area = "UEA archives (`.ts`)"
+    case = partial(Case, "UEA archives (`.ts`)")
     for given, (text, _, _) in BAD.items():
-        yield Case(area, given, _file(text))
-    yield Case(area, "an unknown archive", _archive(name="BasicMotion"))
-    yield Case(area, "no files", _archive(name="Heartbeat"))
-    yield Case(area, "an unknown normalisation", _archive(name="Heartbeat", normalization="robust"))
+        yield case(given, _file(text))
+    yield case("an unknown archive", _archive(name="BasicMotion"))
+    yield case("no files", _archive(name="Heartbeat"))
+    yield case("an unknown normalisation", _archive(name="Heartbeat", normalization="robust"))
     other = (
         GOOD.replace("@dimensions 2", "@dimensions 1").replace(":4,5,6", "").replace(":0.25,+7", "")
     )
-    yield Case(area, "test series of another size", _two_files(GOOD, other))
+    yield case("test series of another size", _two_files(GOOD, other))
     unseen = GOOD.replace("Up Down", "Up Down Left").replace(":Down", ":Left")
-    yield Case(area, "a class without training series", _two_files(GOOD, unseen))
+    yield case("a class without training series", _two_files(GOOD, unseen))

@@ -6,6 +6,7 @@ import json
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from datamodules import ListOps, Retrieval, Text
@@ -34,24 +35,22 @@ def listops(train: str | bytes) -> Callable[[Path], str]:
 
 
 def _listops_cases() -> Iterator[Case]:
-    area = "ListOps (`.tsv`)"
+    case = partial(Case, "ListOps (`.tsv`)")
     nowhere = data_error(lambda f: ListOps(source="released", data_dir=str(f)).prepare_data())
-    yield Case(area, "no file", nowhere)
-    yield Case(area, "an empty file", listops(""))
-    yield Case(area, "only a header", listops(HEADER))
-    yield Case(area, "no header", listops(GOOD))
-    yield Case(area, "no tab", listops(HEADER + GOOD.replace("\t", " ")))
-    yield Case(area, "an empty line", listops(HEADER + GOOD + "\n" + GOOD))
-    yield Case(area, "an unknown token", listops(HEADER + GOOD.replace("[MAX", "[AVG")))
-    yield Case(
-        area, "a byte that is no text", listops((HEADER + GOOD).encode().replace(b"3", b"\xff"))
-    )
-    yield Case(area, "a wrong value", listops(HEADER + GOOD.replace("\t4", "\t3")))
-    yield Case(area, "no digit", listops(HEADER + GOOD.replace("\t4", "\t10")))
-    yield Case(area, "unbalanced parentheses", listops(HEADER + "( ( [MAX 4 ) 3 ) ] )\t4\n"))
-    yield Case(area, "unbalanced brackets", listops(HEADER + "( ( [MAX 4 ) 3 )\t4\n"))
-    yield Case(area, "no arguments", listops(HEADER + "( ( [MAX ] ) ] )\t4\n"))
-    yield Case(area, "cut off in a line", listops((HEADER + GOOD + GOOD)[:-8]))
+    yield case("no file", nowhere)
+    yield case("an empty file", listops(""))
+    yield case("only a header", listops(HEADER))
+    yield case("no header", listops(GOOD))
+    yield case("no tab", listops(HEADER + GOOD.replace("\t", " ")))
+    yield case("an empty line", listops(HEADER + GOOD + "\n" + GOOD))
+    yield case("an unknown token", listops(HEADER + GOOD.replace("[MAX", "[AVG")))
+    yield case("a byte that is no text", listops((HEADER + GOOD).encode().replace(b"3", b"\xff")))
+    yield case("a wrong value", listops(HEADER + GOOD.replace("\t4", "\t3")))
+    yield case("no digit", listops(HEADER + GOOD.replace("\t4", "\t10")))
+    yield case("unbalanced parentheses", listops(HEADER + "( ( [MAX 4 ) 3 ) ] )\t4\n"))
+    yield case("unbalanced brackets", listops(HEADER + "( ( [MAX 4 ) 3 )\t4\n"))
+    yield case("no arguments", listops(HEADER + "( ( [MAX ] ) ] )\t4\n"))
+    yield case("cut off in a line", listops((HEADER + GOOD + GOOD)[:-8]))
 
 
 # ---- Retrieval ------------------------------------------------------------------------------
@@ -70,11 +69,11 @@ def retrieval(line: bytes) -> Callable[[Path], str]:
 
 
 def _retrieval_cases() -> Iterator[Case]:
-    area = "Retrieval (`.tsv`)"
-    yield Case(area, "three columns", retrieval(b"1.0\ta\tb\n"))
-    yield Case(area, "a label of 2", retrieval(b"2.0\ta\tb\tone\ttwo\n"))
-    yield Case(area, "no label", retrieval(b"\ta\tb\tone\ttwo\n"))
-    yield Case(area, "no test file", data_error(_half_of_retrieval))
+    case = partial(Case, "Retrieval (`.tsv`)")
+    yield case("three columns", retrieval(b"1.0\ta\tb\n"))
+    yield case("a label of 2", retrieval(b"2.0\ta\tb\tone\ttwo\n"))
+    yield case("no label", retrieval(b"\ta\tb\tone\ttwo\n"))
+    yield case("no test file", data_error(_half_of_retrieval))
 
 
 def _half_of_retrieval(folder: Path) -> None:
@@ -102,17 +101,15 @@ def _cut_archive(path: Path) -> None:
 
 
 def _imdb_cases() -> Iterator[Case]:
-    area = "IMDB (archive)"
+    case = partial(Case, "IMDB (archive)")
     one_class = {name: data for name, data in REVIEWS.items() if "test/pos" not in name}
     link = member("aclImdb/train/pos/99_9.txt", tarfile.SYMTYPE)
-    yield Case(area, "nothing", imdb(lambda path: None))
-    yield Case(area, "cut off", imdb(_cut_archive))
-    yield Case(area, "no archive", imdb(lambda path: path.write_bytes(b"reviews")))
-    yield Case(
-        area, "a member outside its folder", imdb(lambda p: write_archive(p, [member("../x")]))
-    )
-    yield Case(area, "a link", imdb(lambda p: write_archive(p, [link])))
-    yield Case(area, "a class without reviews", imdb(lambda p: write_archive(p, reviews=one_class)))
+    yield case("nothing", imdb(lambda path: None))
+    yield case("cut off", imdb(_cut_archive))
+    yield case("no archive", imdb(lambda path: path.write_bytes(b"reviews")))
+    yield case("a member outside its folder", imdb(lambda p: write_archive(p, [member("../x")])))
+    yield case("a link", imdb(lambda p: write_archive(p, [link])))
+    yield case("a class without reviews", imdb(lambda p: write_archive(p, reviews=one_class)))
 
 
 # ---- WikiText -------------------------------------------------------------------------------
@@ -150,21 +147,19 @@ def _vocabulary(text: bytes) -> Callable[[Path], str]:
 
 
 def _wikitext_cases() -> Iterator[Case]:
-    area = "WikiText and vocabularies (token files)"
+    case = partial(Case, "WikiText and vocabularies (token files)")
     lost = wikitext(lambda folder: (folder / "wiki.valid.tokens").unlink())
-    yield Case(area, "no validation text", lost)
-    yield Case(area, "an empty file", wikitext(_write("wiki.test.tokens", b"")))
-    yield Case(
-        area, "a byte that is not UTF-8", wikitext(_write("wiki.test.tokens", b"a\nb \xff\n"))
-    )
-    yield Case(area, "too short for one segment", wikitext(_write("wiki.train.tokens", b"a b\n")))
-    yield Case(area, "the raw archive", wikitext(_raw_archive, corpus="wikitext-103"))
-    yield Case(area, "a table smaller than the vocabulary", wikitext(lambda f: None, vocab_size=3))
-    yield Case(area, "a word twice", _vocabulary(b"<eos>\n<unk>\na\na\n"))
-    yield Case(area, "two words on a line", _vocabulary(b"<eos>\n<unk>\na b\n"))
-    yield Case(area, "a vocabulary without `<eos>`", _vocabulary(b"<unk>\na\n"))
-    yield Case(area, "a vocabulary without `<unk>`", _vocabulary(b"<eos>\na\n"))
-    yield Case(area, "a vocabulary that is no text", _vocabulary(b"\xff\xfe"))
+    yield case("no validation text", lost)
+    yield case("an empty file", wikitext(_write("wiki.test.tokens", b"")))
+    yield case("a byte that is not UTF-8", wikitext(_write("wiki.test.tokens", b"a\nb \xff\n")))
+    yield case("too short for one segment", wikitext(_write("wiki.train.tokens", b"a b\n")))
+    yield case("the raw archive", wikitext(_raw_archive, corpus="wikitext-103"))
+    yield case("a table smaller than the vocabulary", wikitext(lambda f: None, vocab_size=3))
+    yield case("a word twice", _vocabulary(b"<eos>\n<unk>\na\na\n"))
+    yield case("two words on a line", _vocabulary(b"<eos>\n<unk>\na b\n"))
+    yield case("a vocabulary without `<eos>`", _vocabulary(b"<unk>\na\n"))
+    yield case("a vocabulary without `<unk>`", _vocabulary(b"<eos>\na\n"))
+    yield case("a vocabulary that is no text", _vocabulary(b"\xff\xfe"))
 
 
 # ---- caches ---------------------------------------------------------------------------------
@@ -209,23 +204,19 @@ def _add(writer: CacheWriter) -> None:
 
 
 def _cache_cases() -> Iterator[Case]:
-    area = "Caches"
+    case = partial(Case, "Caches")
     cut = cache(lambda f: (f / "a.npy").write_bytes((f / "a.npy").read_bytes()[:-1]))
-    yield Case(area, "none", data_error(lambda folder: open_cache(folder, SPEC)))
-    yield Case(area, "a file is cut off", cut)
-    yield Case(area, "one byte changed", cache(_flip))
-    yield Case(area, "a file is missing", cache(lambda folder: (folder / "a.npy").unlink()))
-    yield Case(area, "no `meta.json`", cache(lambda folder: (folder / "meta.json").unlink()))
-    yield Case(
-        area, "`meta.json` is cut off", cache(lambda f: (f / "meta.json").write_text('{"fo'))
-    )
-    yield Case(
-        area, "`meta.json` holds a list", cache(lambda f: (f / "meta.json").write_text("[1]"))
-    )
-    yield Case(area, "another format version", cache(_set(format_version=99)))
-    yield Case(area, "made for other settings", cache(_set(settings={"count": 6})))
-    yield Case(area, "`files` is no mapping", cache(_set(files=[1])))
-    yield Case(area, "the release has changed since", data_error(_grown_source))
+    yield case("none", data_error(lambda folder: open_cache(folder, SPEC)))
+    yield case("a file is cut off", cut)
+    yield case("one byte changed", cache(_flip))
+    yield case("a file is missing", cache(lambda folder: (folder / "a.npy").unlink()))
+    yield case("no `meta.json`", cache(lambda folder: (folder / "meta.json").unlink()))
+    yield case("`meta.json` is cut off", cache(lambda f: (f / "meta.json").write_text('{"fo')))
+    yield case("`meta.json` holds a list", cache(lambda f: (f / "meta.json").write_text("[1]")))
+    yield case("another format version", cache(_set(format_version=99)))
+    yield case("made for other settings", cache(_set(settings={"count": 6})))
+    yield case("`files` is no mapping", cache(_set(files=[1])))
+    yield case("the release has changed since", data_error(_grown_source))
 
 
 def cases() -> Iterator[Case]:

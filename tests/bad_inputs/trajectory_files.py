@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -13,7 +14,7 @@ from datamodules import Trajectories
 from tests.bad_inputs.cases import Case, data_command, data_error
 from tests.datamodules.trajectories import made
 
-AREA = "Trajectories (`.hdf5`)"
+AREA = partial(Case, "Trajectories (`.hdf5`)")
 _COUNT = sum(made.LENGTHS)
 
 
@@ -83,35 +84,35 @@ def _check(*words: str) -> Callable[[Path], str]:
 def cases() -> Iterator[Case]:
     """Files, then names, then options."""
     for key in ("observations", "actions", "rewards", "terminals"):
-        yield Case(AREA, f"no `{key}`", _file((key,)))
-    yield Case(AREA, "unequal lengths", _file(rewards=made.arrays()["rewards"][:-2]))
-    yield Case(AREA, "an action of 1.5", _file(**_changed("actions", (4, 1), 1.5)))
-    yield Case(AREA, "a reward that is NaN", _file(**_changed("rewards", 11, np.nan)))
-    yield Case(AREA, "a terminal of 0.5", _file(**_changed("terminals", 5, 0.5)))
-    yield Case(AREA, "rewards that are text", _file(rewards=np.array([b"x"] * _COUNT)))
+        yield AREA(f"no `{key}`", _file((key,)))
+    yield AREA("unequal lengths", _file(rewards=made.arrays()["rewards"][:-2]))
+    yield AREA("an action of 1.5", _file(**_changed("actions", (4, 1), 1.5)))
+    yield AREA("a reward that is NaN", _file(**_changed("rewards", 11, np.nan)))
+    yield AREA("a terminal of 0.5", _file(**_changed("terminals", 5, 0.5)))
+    yield AREA("rewards that are text", _file(rewards=np.array([b"x"] * _COUNT)))
     never = np.zeros(_COUNT, dtype=bool)
-    yield Case(AREA, "no end of an episode", _file(terminals=never, timeouts=never))
-    yield Case(AREA, "no timeouts and no end", _file(("timeouts",), terminals=never))
-    yield Case(AREA, "one episode", _file(**made.arrays((61,))))
-    yield Case(AREA, "no step", _file(**{k: v[:0] for k, v in made.arrays().items() if v.shape}))
-    yield Case(AREA, "a number as observations", _file(observations=3.0))
-    yield Case(AREA, "an empty file", _raw(b""))
-    yield Case(AREA, "no HDF5 file", _raw(b"observation,action\n1,2\n" * 99))
-    yield Case(AREA, "a file cut off", _raw(None))
-    yield Case(AREA, "data of another environment", _named("walker2d_medium-v2.hdf5"))
-    yield Case(AREA, "a name that says no environment", _named("mine.hdf5"))
-    yield Case(AREA, "`env Hoper`", _named("mine.hdf5", env="Hoper"))
-    yield Case(AREA, "no file", _arguments(env="Hopper", quality="medium-replay"))
-    yield Case(AREA, "no file at `path`", _arguments(path="hopper.hdf5"))
-    yield Case(AREA, "`quality good`", _arguments(env="Hopper", quality="good"))
-    yield Case(AREA, "neither `path` nor `quality`", _arguments(env="Hopper"))
-    yield Case(AREA, "`path` and `quality`", _arguments(path="hopper.hdf5", quality="random"))
-    yield Case(AREA, "`return_scale 0`", _arguments(path="hopper.hdf5", return_scale=0))
-    yield Case(AREA, "`val_fraction 1`", _arguments(path="hopper.hdf5", val_fraction=1))
-    yield Case(AREA, "h5py is missing", _without_h5py)
+    yield AREA("no end of an episode", _file(terminals=never, timeouts=never))
+    yield AREA("no timeouts and no end", _file(("timeouts",), terminals=never))
+    yield AREA("one episode", _file(**made.arrays((61,))))
+    yield AREA("no step", _file(**{k: v[:0] for k, v in made.arrays().items() if v.shape}))
+    yield AREA("a number as observations", _file(observations=3.0))
+    yield AREA("an empty file", _raw(b""))
+    yield AREA("no HDF5 file", _raw(b"observation,action\n1,2\n" * 99))
+    yield AREA("a file cut off", _raw(None))
+    yield AREA("data of another environment", _named("walker2d_medium-v2.hdf5"))
+    yield AREA("a name that says no environment", _named("mine.hdf5"))
+    yield AREA("`env Hoper`", _named("mine.hdf5", env="Hoper"))
+    yield AREA("no file", _arguments(env="Hopper", quality="medium-replay"))
+    yield AREA("no file at `path`", _arguments(path="hopper.hdf5"))
+    yield AREA("`quality good`", _arguments(env="Hopper", quality="good"))
+    yield AREA("neither `path` nor `quality`", _arguments(env="Hopper"))
+    yield AREA("`path` and `quality`", _arguments(path="hopper.hdf5", quality="random"))
+    yield AREA("`return_scale 0`", _arguments(path="hopper.hdf5", return_scale=0))
+    yield AREA("`val_fraction 1`", _arguments(path="hopper.hdf5", val_fraction=1))
+    yield AREA("h5py is missing", _without_h5py)
     minari = _arguments(path="minari:mujoco/hopper/medium-v0")
-    yield Case(AREA, "minari is missing", _without("minari", minari))
-    area = "Options of trajectories"
-    yield Case(area, "`--quality rando`", _check("--env", "Hopper", "--quality", "rando"))
-    yield Case(area, "`--env Ant`", _check("--env", "Ant", "--quality", "random"))
-    yield Case(area, "`--qualit`", _check("--env", "Hopper", "--qualit", "random"))
+    yield AREA("minari is missing", _without("minari", minari))
+    case = partial(Case, "Options of trajectories")
+    yield case("`--quality rando`", _check("--env", "Hopper", "--quality", "rando"))
+    yield case("`--env Ant`", _check("--env", "Ant", "--quality", "random"))
+    yield case("`--qualit`", _check("--env", "Hopper", "--qualit", "random"))

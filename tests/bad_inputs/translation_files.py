@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from datamodules import IWSLT14, WMT14, Translation
@@ -58,75 +59,72 @@ def _codes(text: str) -> Callable[[Path], object]:
 
 
 def _side_cases() -> Iterator[Case]:
-    area = "Parallel text (folder or archive)"
-    yield Case(area, "no path", data_error(lambda folder: Translation().prepare_data()))
-    yield Case(
-        area, "no such folder", data_error(lambda f: Translation(path=str(f / "x")).prepare_data())
+    case = partial(Case, "Parallel text (folder or archive)")
+    yield case("no path", data_error(lambda folder: Translation().prepare_data()))
+    yield case(
+        "no such folder", data_error(lambda f: Translation(path=str(f / "x")).prepare_data())
     )
-    yield Case(area, "a file that is no archive", data_error(_no_archive))
-    yield Case(area, "an archive that is cut off", data_error(_cut_archive))
-    yield Case(area, "an empty folder", parallel(_empty))
-    yield Case(area, "other languages", parallel(lambda f: None, source_language="fr"))
-    yield Case(area, "a side that is missing", parallel(_remove("valid.en")))
-    yield Case(area, "a training side that is missing", parallel(_remove("train.de")))
-    yield Case(
-        area,
+    yield case("a file that is no archive", data_error(_no_archive))
+    yield case("an archive that is cut off", data_error(_cut_archive))
+    yield case("an empty folder", parallel(_empty))
+    yield case("other languages", parallel(lambda f: None, source_language="fr"))
+    yield case("a side that is missing", parallel(_remove("valid.en")))
+    yield case("a training side that is missing", parallel(_remove("train.de")))
+    yield case(
         "a split that is missing",
         parallel(lambda f: [(f / n).unlink() for n in ("test.de", "test.en")]),
     )
-    yield Case(area, "sides of unequal numbers of lines", parallel(_one_line_less))
-    yield Case(area, "files without a line", parallel(_write(test_de="", test_en="")))
-    yield Case(area, "an empty line", parallel(_line("train.en", b"")))
-    yield Case(area, "an empty line in a test file", parallel(_line("test.de", b" \r")))
-    yield Case(
-        area, "another encoding than UTF-8", parallel(_line("train.de", "größer".encode("latin1")))
+    yield case("sides of unequal numbers of lines", parallel(_one_line_less))
+    yield case("files without a line", parallel(_write(test_de="", test_en="")))
+    yield case("an empty line", parallel(_line("train.en", b"")))
+    yield case("an empty line in a test file", parallel(_line("test.de", b" \r")))
+    yield case(
+        "another encoding than UTF-8", parallel(_line("train.de", "größer".encode("latin1")))
     )
-    yield Case(area, "a sentence longer than the model", parallel(lambda f: None, max_length=9))
-    yield Case(area, "a sentence longer than a batch", parallel(lambda f: None, max_tokens=9))
-    yield Case(
-        area,
-        "a sentence longer than an evaluation batch",
-        parallel(lambda f: None, eval_max_tokens=5),
+    yield case("a sentence longer than the model", parallel(lambda f: None, max_length=9))
+    yield case("a sentence longer than a batch", parallel(lambda f: None, max_tokens=9))
+    yield case(
+        "a sentence longer than an evaluation batch", parallel(lambda f: None, eval_max_tokens=5)
     )
-    yield Case(area, "nothing left after cleaning", parallel(lambda f: None, max_words=1))
-    yield Case(area, "a ratio below 1", parallel(lambda f: None, max_ratio=0.5))
-    yield Case(area, "one language twice", parallel(lambda f: None, target_language="de"))
+    yield case("nothing left after cleaning", parallel(lambda f: None, max_words=1))
+    yield case("a ratio below 1", parallel(lambda f: None, max_ratio=0.5))
+    yield case("one language twice", parallel(lambda f: None, target_language="de"))
     unknown = ["check", "translation", "--path", ".", "--tokens", "bpe"]
-    yield Case(area, "unknown tokens", lambda _: command_error(unknown, data_main))
+    yield case("unknown tokens", lambda _: command_error(unknown, data_main))
 
 
 def _beside_cases() -> Iterator[Case]:
-    area = "BPE codes and dictionaries of translation"
+    case = partial(Case, "BPE codes and dictionaries of translation")
     bpe = {"tokens": "moses_bpe"}
-    yield Case(
-        area, "a line of codes that is no pair", parallel(_codes("#version: 0.2\ne n\nen\n"), **bpe)
+    yield case(
+        "a line of codes that is no pair", parallel(_codes("#version: 0.2\ne n\nen\n"), **bpe)
     )
-    yield Case(area, "codes of an unknown version", parallel(_codes("#version: 0.9\ne n\n"), **bpe))
-    yield Case(area, "codes without merges", parallel(_codes("#version: 0.2\n"), **bpe))
-    yield Case(area, "no such codes", parallel(lambda f: None, codes_file="DIR/code", **bpe))
-    yield Case(area, "codes for sub-words", data_error(_codes_for_subwords))
+    yield case("codes of an unknown version", parallel(_codes("#version: 0.9\ne n\n"), **bpe))
+    yield case("codes without merges", parallel(_codes("#version: 0.2\n"), **bpe))
+    yield case("no such codes", parallel(lambda f: None, codes_file="DIR/code", **bpe))
+    yield case("codes for sub-words", data_error(_codes_for_subwords))
     cut = _line("train.de", b"der gro@@ \xc3\x9fe Hund")
-    yield Case(area, "text that is cut already", parallel(cut, **bpe))
-    yield Case(area, "a dictionary without a count", parallel(_dictionaries("der\n", _DICTIONARY)))
+    yield case("text that is cut already", parallel(cut, **bpe))
+    yield case("a dictionary without a count", parallel(_dictionaries("der\n", _DICTIONARY)))
     twice = parallel(_dictionaries("der 3\nder 2\n", _DICTIONARY))
-    yield Case(area, "a word twice", twice)
-    yield Case(area, "a special token", parallel(_dictionaries("<pad> 3\n", _DICTIONARY)))
-    yield Case(area, "an empty dictionary", parallel(_dictionaries("", _DICTIONARY)))
-    yield Case(area, "a dictionary that is not UTF-8", parallel(_latin_dictionary))
+    yield case("a word twice", twice)
+    yield case("a special token", parallel(_dictionaries("<pad> 3\n", _DICTIONARY)))
+    yield case("an empty dictionary", parallel(_dictionaries("", _DICTIONARY)))
+    yield case("a dictionary that is not UTF-8", parallel(_latin_dictionary))
     lacking = parallel(_dictionaries(_DICTIONARY, _DICTIONARY))
-    yield Case(area, "a dictionary that lacks the words of the text", lacking)
+    yield case("a dictionary that lacks the words of the text", lacking)
     one = parallel(_write(dict_de_txt=_DICTIONARY))
-    yield Case(area, "a dictionary of one language", one)
+    yield case("a dictionary of one language", one)
     joint = parallel(_dictionaries(_DICTIONARY, "the 1\n"), joint_dictionary=True)
-    yield Case(area, "two dictionaries as a joint one", joint)
+    yield case("two dictionaries as a joint one", joint)
 
 
 def _release_cases() -> Iterator[Case]:
-    area = "IWSLT'14 and WMT'14"
-    yield Case(area, "no IWSLT'14", data_error(lambda f: IWSLT14(data_dir=str(f)).prepare_data()))
-    yield Case(area, "no WMT'14", data_error(lambda f: WMT14(data_dir=str(f)).prepare_data()))
-    yield Case(area, "IWSLT'14 without a test file", data_error(_half_of_iwslt))
-    yield Case(area, "WMT'14 without newstest2014", data_error(_half_of_wmt))
+    case = partial(Case, "IWSLT'14 and WMT'14")
+    yield case("no IWSLT'14", data_error(lambda f: IWSLT14(data_dir=str(f)).prepare_data()))
+    yield case("no WMT'14", data_error(lambda f: WMT14(data_dir=str(f)).prepare_data()))
+    yield case("IWSLT'14 without a test file", data_error(_half_of_iwslt))
+    yield case("WMT'14 without newstest2014", data_error(_half_of_wmt))
 
 
 def _no_archive(folder: Path) -> None:

@@ -7,6 +7,7 @@ import io
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -113,32 +114,28 @@ def _compared(make: Callable[[Path], Path], *more: str) -> Callable[[Path], str]
 
 def cases() -> Iterator[Case]:
     """Every case of this file."""
-    area = "Translation models"
-    yield Case(area, "an attention that cannot be a cross-attention", _fit(rotary_dim=4))
-    yield Case(area, "`share: all` of two vocabularies", _fit("--model.init_args.share", "all"))
-    yield Case(area, "`bleu: mixed`", _fit("--model.init_args.bleu", "mixed"))
-    yield Case(area, "`label_smoothing: 1`", _fit("--model.init_args.label_smoothing", "1"))
-    yield Case(area, "more hypotheses than the beam has", _fit("--model.init_args.n_best", "4"))
-    yield Case(area, "data of one language", _other_data)
-    area = "Translation: checkpoints and lines"
-    yield Case(
-        area,
+    case = partial(Case, "Translation models")
+    yield case("an attention that cannot be a cross-attention", _fit(rotary_dim=4))
+    yield case("`share: all` of two vocabularies", _fit("--model.init_args.share", "all"))
+    yield case("`bleu: mixed`", _fit("--model.init_args.bleu", "mixed"))
+    yield case("`label_smoothing: 1`", _fit("--model.init_args.label_smoothing", "1"))
+    yield case("more hypotheses than the beam has", _fit("--model.init_args.n_best", "4"))
+    yield case("data of one language", _other_data)
+    case = partial(Case, "Translation: checkpoints and lines")
+    yield case(
         "data of another vocabulary",
         lambda folder: _test("last", "--data.init_args.num_words", "9")(folder),
     )
-    yield Case(area, "the mean of more checkpoints than there are", lambda f: _test("average-5")(f))
-    yield Case(
-        area, "`translate`, data of another vocabulary", _translate(b"n1", "--data.num_words=9")
-    )
-    yield Case(area, "a line that is longer than the model", _translate(b"n0\n" + b"n1 " * 40))
-    yield Case(area, "a line that is not UTF-8", _translate(b"n0\nn\xe4\n"))
-    yield Case(area, "`--n_best` above the beam", _translate(b"n0", "--n_best", "9"))
-    yield Case(area, "`--top_k` without a temperature", _translate(b"n0", "--top_k", "3"))
-    area = "Translation: models side by side"
-    yield Case(area, "a run without `metrics.csv`", _compared(_without_curves))
-    yield Case(area, "runs of different test sets", _compared(_of_other_pairs))
-    yield Case(
-        area,
+    yield case("the mean of more checkpoints than there are", lambda f: _test("average-5")(f))
+    yield case("`translate`, data of another vocabulary", _translate(b"n1", "--data.num_words=9"))
+    yield case("a line that is longer than the model", _translate(b"n0\n" + b"n1 " * 40))
+    yield case("a line that is not UTF-8", _translate(b"n0\nn\xe4\n"))
+    yield case("`--n_best` above the beam", _translate(b"n0", "--n_best", "9"))
+    yield case("`--top_k` without a temperature", _translate(b"n0", "--top_k", "3"))
+    case = partial(Case, "Translation: models side by side")
+    yield case("a run without `metrics.csv`", _compared(_without_curves))
+    yield case("runs of different test sets", _compared(_of_other_pairs))
+    yield case(
         "a remark on a sentence that is not shown",
         _compared(_copied, "--remarks", "DIR/remarks.csv", "--num_shown", "3"),
     )

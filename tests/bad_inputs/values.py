@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,46 +58,44 @@ def _language_model(*more: str, text: bool = False) -> Callable[[Path], str]:
 
 
 def _values() -> Iterator[Case]:
-    area = "Sizes and values"
-    yield Case(area, "`num_heads 0`", fit(f"--{ARGS}.num_heads", "0"))
-    yield Case(area, "`num_kv_heads 3` of 2 heads", fit(f"--{ARGS}.num_kv_heads", "3"))
-    yield Case(area, "attention `dropout 1.0`", fit(f"--{ARGS}.dropout", "1.0"))
-    yield Case(area, "an odd `rotary_dim`", fit(f"--{ARGS}.rotary_dim", "3"))
-    yield Case(area, "`rotary_dim` above head_dim", fit(f"--{ARGS}.rotary_dim", "64"))
-    yield Case(area, "`head_dim 0`", model(head_dim=0))
-    yield Case(area, "`embed_dim 0`", model(embed_dim=0))
-    yield Case(area, "`num_layers 0`", model(num_layers=0))
-    yield Case(area, "`mlp_dim -1`", model(mlp_dim=-1))
-    yield Case(area, "`dropout 1.5`", model(dropout=1.5))
-    yield Case(area, "`lr -1`", model(lr=-1))
-    yield Case(area, "`lr nan`", model(lr="nan"))
-    yield Case(area, "`lr inf`", model(lr="inf"))
-    yield Case(area, "`betas [0.9, 1.0]`", model(betas="[0.9, 1.0]"))
-    yield Case(area, "`eps -1`", model(eps=-1))
-    yield Case(area, "`weight_decay -1`", model(weight_decay=-1))
-    yield Case(area, "`pooling median`", model(pooling="median"))
-    yield Case(area, "`positions rotary` of a classifier", model(positions="rotary"))
-    yield Case(
-        area, "`positions sinusoidal` of an odd width", model(positions="sinusoidal", embed_dim=7)
-    )
-    yield Case(area, "`batch_size 0`", data(batch_size=0))
-    yield Case(area, "`batch_size` above the data", data(batch_size=4096))
-    yield Case(area, "`num_workers -1`", data(num_workers=-1))
-    yield Case(area, "`num_test 0`", data(num_test=0))
-    yield Case(area, "`max_length` below min_length", data(max_length=3))
-    yield Case(area, "`vocab_size` too small", data(vocab_size=3))
-    yield Case(area, "`max_steps -1`", training(max_steps=-1))
-    yield Case(area, "`max_steps` beyond the schedule", training(max_steps=17))
-    yield Case(area, "`warmup_steps` as long as the schedule", model(warmup_steps=16))
-    yield Case(area, "`accumulate_grad_batches 3` of 8", training(accumulate_grad_batches=3))
-    yield Case(area, "`accumulate_grad_batches 0`", training(accumulate_grad_batches=0))
-    yield Case(area, "`val_check_interval 0`", training(val_check_interval=0))
-    yield Case(area, "`max_epochs 2`", training(max_epochs=2))
-    yield Case(area, "`limit_train_batches 0`", training(limit_train_batches=0))
-    yield Case(area, "`gradient_clip_val -1`", training(gradient_clip_val=-1))
-    yield Case(area, "`keep_checkpoints 1`", fit("--run.keep_checkpoints", "1"))
-    yield Case(area, "`checkpoint_every 0`", fit("--run.checkpoint_every", "0"))
-    yield Case(area, "a metric that is not logged", fit("--run.monitor", "val/accurracyy"))
+    case = partial(Case, "Sizes and values")
+    yield case("`num_heads 0`", fit(f"--{ARGS}.num_heads", "0"))
+    yield case("`num_kv_heads 3` of 2 heads", fit(f"--{ARGS}.num_kv_heads", "3"))
+    yield case("attention `dropout 1.0`", fit(f"--{ARGS}.dropout", "1.0"))
+    yield case("an odd `rotary_dim`", fit(f"--{ARGS}.rotary_dim", "3"))
+    yield case("`rotary_dim` above head_dim", fit(f"--{ARGS}.rotary_dim", "64"))
+    yield case("`head_dim 0`", model(head_dim=0))
+    yield case("`embed_dim 0`", model(embed_dim=0))
+    yield case("`num_layers 0`", model(num_layers=0))
+    yield case("`mlp_dim -1`", model(mlp_dim=-1))
+    yield case("`dropout 1.5`", model(dropout=1.5))
+    yield case("`lr -1`", model(lr=-1))
+    yield case("`lr nan`", model(lr="nan"))
+    yield case("`lr inf`", model(lr="inf"))
+    yield case("`betas [0.9, 1.0]`", model(betas="[0.9, 1.0]"))
+    yield case("`eps -1`", model(eps=-1))
+    yield case("`weight_decay -1`", model(weight_decay=-1))
+    yield case("`pooling median`", model(pooling="median"))
+    yield case("`positions rotary` of a classifier", model(positions="rotary"))
+    yield case("`positions sinusoidal` of an odd width", model(positions="sinusoidal", embed_dim=7))
+    yield case("`batch_size 0`", data(batch_size=0))
+    yield case("`batch_size` above the data", data(batch_size=4096))
+    yield case("`num_workers -1`", data(num_workers=-1))
+    yield case("`num_test 0`", data(num_test=0))
+    yield case("`max_length` below min_length", data(max_length=3))
+    yield case("`vocab_size` too small", data(vocab_size=3))
+    yield case("`max_steps -1`", training(max_steps=-1))
+    yield case("`max_steps` beyond the schedule", training(max_steps=17))
+    yield case("`warmup_steps` as long as the schedule", model(warmup_steps=16))
+    yield case("`accumulate_grad_batches 3` of 8", training(accumulate_grad_batches=3))
+    yield case("`accumulate_grad_batches 0`", training(accumulate_grad_batches=0))
+    yield case("`val_check_interval 0`", training(val_check_interval=0))
+    yield case("`max_epochs 2`", training(max_epochs=2))
+    yield case("`limit_train_batches 0`", training(limit_train_batches=0))
+    yield case("`gradient_clip_val -1`", training(gradient_clip_val=-1))
+    yield case("`keep_checkpoints 1`", fit("--run.keep_checkpoints", "1"))
+    yield case("`checkpoint_every 0`", fit("--run.checkpoint_every", "0"))
+    yield case("a metric that is not logged", fit("--run.monitor", "val/accurracyy"))
 
 
 def _test_split(folder: Path, name: str) -> str:
@@ -109,14 +108,14 @@ def _test_split(folder: Path, name: str) -> str:
 
 
 def _chosen_by_test() -> Iterator[Case]:
-    area = "The test split during training"
+    case = partial(Case, "The test split during training")
     during = "--run.test_during_training"
-    yield Case(area, "`test_during_training 0`", fit(during, "0"))
-    yield Case(area, "`test_during_training some`", fit(during, "some"))
+    yield case("`test_during_training 0`", fit(during, "0"))
+    yield case("`test_during_training some`", fit(during, "some"))
     monitor = fit(during, "all", "--run.monitor", "test/accuracy")
-    yield Case(area, "`monitor test/accuracy`", monitor)
-    yield Case(area, "early stopping by it", lambda f: _test_split(f, "EarlyStopping"))
-    yield Case(area, "a callback's checkpoints by it", lambda f: _test_split(f, "ModelCheckpoint"))
+    yield case("`monitor test/accuracy`", monitor)
+    yield case("early stopping by it", lambda f: _test_split(f, "EarlyStopping"))
+    yield case("a callback's checkpoints by it", lambda f: _test_split(f, "ModelCheckpoint"))
     for given, more in {
         "`parity_eval 0`": ("--data.init_args.parity_eval", "0"),
         "`parity_eval` of data that have no such evaluation": (
@@ -124,7 +123,7 @@ def _chosen_by_test() -> Iterator[Case]:
             *("--data.init_args.parity_eval", "62"),
         ),
     }.items():
-        yield Case(area, given, lambda folder, more=more: _arena(folder, *more))
+        yield case(given, lambda folder, more=more: _arena(folder, *more))
 
 
 def _arena(folder: Path, *more: str) -> str:
@@ -132,78 +131,56 @@ def _arena(folder: Path, *more: str) -> str:
 
 
 def _pairs() -> Iterator[Case]:
-    area = "Impossible pairs"
-    yield Case(
-        area, "FiSH: 3 global of 2 local heads", variant("FiSHAttention", num_global_heads=3)
-    )
-    yield Case(area, "FiSH: no global head", variant("FiSHAttention", num_global_heads=0))
-    yield Case(area, "FiSH: unknown mixer", variant("FiSHAttention", mixer="cubic"))
-    yield Case(
-        area,
+    case = partial(Case, "Impossible pairs")
+    yield case("FiSH: 3 global of 2 local heads", variant("FiSHAttention", num_global_heads=3))
+    yield case("FiSH: no global head", variant("FiSHAttention", num_global_heads=0))
+    yield case("FiSH: unknown mixer", variant("FiSHAttention", mixer="cubic"))
+    yield case(
         "FiSH: noise on scaled scores, mixed before scaling",
         variant("FiSHAttention", num_global_heads=1, noise_position="scaled"),
     )
     mixed = variant("FiSHAttention", mix_on="query")
-    yield Case(area, "FiSH: noise where queries are mixed", mixed)
-    yield Case(
-        area,
+    yield case("FiSH: noise where queries are mixed", mixed)
+    yield case(
         "FiSH: keys mixed after scaling",
         variant("FiSHAttention", mix_on="key", noise="none", scale_position="before"),
     )
-    yield Case(area, "FiSH: mixed values", variant("FiSHAttention", mix_on="value"))
-    yield Case(
-        area,
+    yield case("FiSH: mixed values", variant("FiSHAttention", mix_on="value"))
+    yield case(
         "a scale of the second of three components",
         variant("ReleasedMLKAttention", num_components=3, second_scale=2.0),
     )
-    yield Case(area, "attention by layers in a shared block", _shared_by_layers)
-    yield Case(
-        area,
+    yield case("attention by layers in a shared block", _shared_by_layers)
+    yield case(
         "noisy FiSH on the fused reduction",
         variant("FiSHAttention", num_global_heads=1, backend="sdpa"),
     )
-    yield Case(
-        area,
-        "dropout on the fused reduction",
-        variant("SoftmaxAttention", dropout=0.1, backend="sdpa"),
+    yield case(
+        "dropout on the fused reduction", variant("SoftmaxAttention", dropout=0.1, backend="sdpa")
     )
-    yield Case(
-        area,
-        "hard E-step on the fused reduction",
-        variant("MGKAttention", e_step="hard", backend="sdpa"),
+    yield case(
+        "hard E-step on the fused reduction", variant("MGKAttention", e_step="hard", backend="sdpa")
     )
-    yield Case(
-        area,
+    yield case(
         "variances by the M-step without densities",
         variant("MGKAttention", e_step="soft", m_step_variance=True),
     )
-    yield Case(area, "a kernel on the CPU", variant("MGKAttention", backend="triton"))
-    yield Case(area, "an unknown backend", variant("MGKAttention", backend="flash"))
-    yield Case(area, "MGK: no component", variant("MGKAttention", num_components=0))
-    yield Case(
-        area,
-        "MGK: three variances for two components",
-        variant("MGKAttention", variance=[1.0, 2.0, 3.0]),
+    yield case("a kernel on the CPU", variant("MGKAttention", backend="triton"))
+    yield case("an unknown backend", variant("MGKAttention", backend="flash"))
+    yield case("MGK: no component", variant("MGKAttention", num_components=0))
+    yield case(
+        "MGK: three variances for two components", variant("MGKAttention", variance=[1.0, 2.0, 3.0])
     )
-    yield Case(area, "MGK: a variance of 0", variant("MGKAttention", variance=[1.0, 0.0]))
-    yield Case(area, "MGK: unknown E-step", variant("MGKAttention", e_step="medium"))
-    yield Case(
-        area,
-        "linear FiSH: 3 global of 2 local heads",
-        variant("LinearFiSHAttention", num_global_heads=3),
+    yield case("MGK: a variance of 0", variant("MGKAttention", variance=[1.0, 0.0]))
+    yield case("MGK: unknown E-step", variant("MGKAttention", e_step="medium"))
+    yield case(
+        "linear FiSH: 3 global of 2 local heads", variant("LinearFiSHAttention", num_global_heads=3)
     )
-    yield Case(
-        area,
-        "linear attention: unknown feature map",
-        variant("LinearAttention", feature_map="tanh"),
+    yield case(
+        "linear attention: unknown feature map", variant("LinearAttention", feature_map="tanh")
     )
-    yield Case(
-        area,
-        "a model of text on pictures' data",
-        _pictures,
-    )
-    yield Case(
-        area,
+    yield case("a model of text on pictures' data", _pictures)
+    yield case(
         "rotary positions without rotary heads",
         _language_model("--model.init_args.positions", "rotary", text=True),
     )
@@ -227,16 +204,16 @@ def _shared_by_layers(folder: Path) -> str:
 
 
 def _machine() -> Iterator[Case]:
-    area = "Devices and folders"
-    yield Case(area, "`accelerator gpu` without a GPU", training(accelerator="gpu"))
-    yield Case(area, "`devices three`", training(devices="three"))
-    yield Case(area, "`devices 0`", training(devices=0))
-    yield Case(area, "`strategy dpp`", training(strategy="dpp"))
-    yield Case(area, "two nodes, started alone", training(num_nodes=2, strategy="ddp"))
-    yield Case(area, "the folder of runs is a file", _file_for_runs)
-    yield Case(area, "the version exists", _version_exists)
-    yield Case(area, "the cache's folder is a file", _file_for_cache)
-    yield Case(area, "no text in `data_dir`", _language_model())
+    case = partial(Case, "Devices and folders")
+    yield case("`accelerator gpu` without a GPU", training(accelerator="gpu"))
+    yield case("`devices three`", training(devices="three"))
+    yield case("`devices 0`", training(devices=0))
+    yield case("`strategy dpp`", training(strategy="dpp"))
+    yield case("two nodes, started alone", training(num_nodes=2, strategy="ddp"))
+    yield case("the folder of runs is a file", _file_for_runs)
+    yield case("the version exists", _version_exists)
+    yield case("the cache's folder is a file", _file_for_cache)
+    yield case("no text in `data_dir`", _language_model())
 
 
 def _file_for_runs(folder: Path) -> str:

@@ -131,9 +131,8 @@ def test_a_damaged_page_of_parquet_is_one_line(tmp_path):
 
 
 def test_several_dimensions_of_a_univariate_file_are_refused(tmp_path):
-    text = GOOD_TS.replace("@univariate false", "@univariate true").replace("@dimensions 2\n", "")
     path = tmp_path / "Tiny_TRAIN.ts"
-    path.write_text(text.replace("@univariate true", "@univariate true\n@dimensions 2"))
+    path.write_text(GOOD_TS.replace("@univariate false", "@univariate true"))
     with pytest.raises(DataError, match=r"Tiny_TRAIN.ts:.*@univariate true") as error:
         read_ts(path)
     assert "\n" not in str(error.value)

@@ -35,8 +35,8 @@ def losses_of_the_command(variant: str, folder: Path) -> list[float]:
     return found
 
 
-def losses(variant: str, folder: Path, seed: int = 0) -> list[float]:
-    """The same without the command line, which takes most of the time."""
+def losses(variant: str, folder: Path, seed: int = 0, steps: int = STEPS) -> list[float]:
+    """The first of these losses without the command line, which takes most of the time."""
     config = compose(
         [named_files("task")["tiny/lra_listops"], named_files("attention")[variant]],
         {
@@ -50,15 +50,15 @@ def losses(variant: str, folder: Path, seed: int = 0) -> list[float]:
     data = instantiate(pl.LightningDataModule, config["data"])
     link_sizes(config["model"], data)
     model = instantiate(pl.LightningModule, config["model"])
-    steps = StepLosses(str(folder / f"{variant}.npy"))
+    seen = StepLosses(str(folder / f"{variant}.npy"))
     trainer = pl.Trainer(
         **{"accelerator": "cpu", "devices": 1, "limit_val_batches": 0, "logger": False},
         **dict.fromkeys(("enable_checkpointing", "enable_progress_bar"), False),
         **dict.fromkeys(("enable_model_summary", "use_distributed_sampler"), False),
-        **{"max_steps": STEPS, "check_val_every_n_epoch": None, "callbacks": [steps]},
+        **{"max_steps": steps, "check_val_every_n_epoch": None, "callbacks": [seen]},
     )
     trainer.fit(model, data)
-    return [float(loss) for loss in steps.rows]
+    return [float(loss) for loss in seen.rows]
 
 
 def main() -> None:

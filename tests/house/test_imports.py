@@ -74,11 +74,19 @@ def files() -> dict[str, str]:
     return found
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield every statement inside a node; expressions are most nodes, and contain none."""
+    for inner in ast.iter_child_nodes(node):
+        if not isinstance(inner, ast.expr):
+            yield inner
+            yield from statements(inner)
+
+
 @cache
 def imported(path: str) -> frozenset[str]:
     """Return the modules that a file imports anywhere, also inside functions, by full name."""
     found = set()
-    for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+    for node in statements(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:

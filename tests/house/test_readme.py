@@ -64,16 +64,21 @@ def test_first_run_and_its_evaluation_as_they_stand(monkeypatch, tmp_path):
     assert list(version.glob("predictions-*.parquet"))
 
 
-@pytest.mark.parametrize("arguments", FITS, ids=" ".join)
-def test_fit_commands_parse(arguments, monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
-    drop = arguments.index("--ckpt_path") if "--ckpt_path" in arguments else None
-    if drop is not None:
-        arguments = arguments[:drop] + arguments[drop + 2 :]
+def parsed_fit(arguments, capsys):
+    """Return the configuration of a command of `fit`, which need not have a checkpoint."""
+    if "--ckpt_path" in arguments:
+        at = arguments.index("--ckpt_path")
+        arguments = arguments[:at] + arguments[at + 2 :]
     with pytest.raises(SystemExit) as stop:
         main([*arguments, "--print_config"])
     assert stop.value.code in (0, None)
-    assert yaml.safe_load(capsys.readouterr().out)["trainer"]["max_steps"] > 0
+    return yaml.safe_load(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("arguments", FITS, ids=" ".join)
+def test_fit_commands_parse(arguments, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    assert parsed_fit(arguments, capsys)["trainer"]["max_steps"] > 0
 
 
 def test_paths_that_the_readme_names_exist():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -51,6 +52,18 @@ def fork_workers(monkeypatch) -> None:
         return 0
 
     fork_module(monkeypatch, "profiling.sweep.worker", run)
+
+
+def ratio_rows(ratios, **columns) -> pd.DataFrame:
+    """Return ratios {(D, N): value} of one variant as a report has them; `columns` replace some."""
+    base = {"metric": "macs", "variant": "v", "baseline": "b", "scope": "attention", "mode": "eval"}
+    base |= {"backend": "x", "dtype": "y", "device_name": "d", "grid_heads": 8, "batch_size": 1}
+    base |= {"ratio_analytic": None, "ratio_predicted": None} | columns
+    rows = [
+        {**base, "embed_dim": d, "seq_len": n, "ratio_measured": ratio}
+        for (d, n), ratio in ratios.items()
+    ]
+    return pd.DataFrame(rows).astype({"ratio_analytic": float, "ratio_predicted": float})
 
 
 def append_rows(path, rows) -> None:

@@ -15,26 +15,11 @@ from lit_probattn.reproduce.__main__ import main
 from lit_probattn.reproduce.analyses.approximation import ApproximationTable
 from tests.reproduce.small_tables import write_small
 from tests.reproduce.test_analyses import trained
-from tests.support import forks
-from tests.support.patching import draw_once
-from tests.support.paths import ROOT
 
 NAME = "value_aware_table2"
 KEPT = (1, 64, 65)
 # How many perplexities OVO with 64 keys is above exact attention.
 GAPS = {"exponential_8": 1.0, "elu_8": 5.0, "polynomial_8": 9.0}
-
-
-@pytest.fixture(autouse=True)
-def _root(monkeypatch):
-    monkeypatch.chdir(ROOT)
-
-
-@pytest.fixture
-def _forked(monkeypatch):
-    """Comparisons import nothing and draw once; that of the slow test is a new process."""
-    monkeypatch.setattr("lit_probattn.experiments.runner.start", forks.start)
-    draw_once(monkeypatch)
 
 
 def studied(study, run, gap):
@@ -79,8 +64,8 @@ def test_its_studies_are_those_of_the_figure():
         assert part[key] == figure[key]
 
 
-@pytest.mark.usefixtures("_forked", "sketches")
-def test_a_seed_is_compared_once_when_all_its_rows_are_studied(tmp_path, capsys):
+@pytest.mark.usefixtures("forked", "sketches")
+def test_studied_seeds_are_compared_once_and_every_kernel_is_judged(tmp_path, capsys):
     report = report_of(tmp_path, ["exponential_8", "elu_8"])
     assert report.complete([], 1, ()) == {}
     assert not list(tmp_path.rglob("approximate_compare*"))
@@ -96,11 +81,6 @@ def test_a_seed_is_compared_once_when_all_its_rows_are_studied(tmp_path, capsys)
     assert capsys.readouterr().out == ""
     assert "approximate_compare for 0 of 2 seeds" in report.plan(report.runs, False)[1]
 
-
-@pytest.mark.usefixtures("_forked")
-def test_the_report_has_ovo_and_ova_of_every_kernel_and_judged_sentences(tmp_path):
-    report = report_of(tmp_path, GAPS)
-    assert report.complete(report.runs, 1, ()) == {}
     report.write(tmp_path / "out")
     text = (tmp_path / "out/report.md").read_text(encoding="utf-8")
     (head, *_) = [line for line in text.splitlines() if line.startswith("| keys r |")]
@@ -116,27 +96,24 @@ def test_the_report_has_ovo_and_ova_of_every_kernel_and_judged_sentences(tmp_pat
     assert len(table) == 3 * 2 * 2 * len(KEPT)
     for seed in (0, 1):
         picture = tmp_path / f"out/figures/seed{seed}_approximate_compare.png"
-        assert picture.stat().st_size > 10_000
+        assert picture.is_file()
         assert f"(figures/{picture.name})" in text
 
 
-def test_a_kernel_that_is_nearer_than_the_exponential_differs(tmp_path, monkeypatch):
-    monkeypatch.setitem(GAPS, "elu_8", 0.2)
-    verdicts = report_of(tmp_path, GAPS).findings.set_index("verdict")
+def test_without_studies_nothing_is_told_and_a_nearer_kernel_differs(tmp_path):
+    """A kernel that is nearer than the exponential one, against what the paper prints."""
+    report = report_of(tmp_path, [])
+    assert "No run has been studied yet." in "\n".join(report.text())
+    assert list(report.findings["verdict"])[:2] == ["inconclusive"] * 2
+    for run in report.runs:
+        studied(report.study, run, {**GAPS, "elu_8": 0.2}[run.row.name])
+    again = ApproximationTable(report.table, report.runs, "a command", part=kinds()[NAME])
+    verdicts = again.findings.set_index("verdict")
     (sentence,) = verdicts.loc[["differs"], "claim of the paper"]
     assert sentence.startswith("With the largest weights alone the elu kernel")
 
 
-@pytest.mark.usefixtures("sketches")
-def test_without_studies_the_models_are_compared_and_nothing_is_told(tmp_path):
-    report = report_of(tmp_path, [])
-    report.write(tmp_path / "out")
-    text = (tmp_path / "out/report.md").read_text(encoding="utf-8")
-    assert "No run has been studied yet." in text
-    assert list(report.findings["verdict"])[:2] == ["inconclusive"] * 2
-
-
-@pytest.mark.usefixtures("_forked")
+@pytest.mark.usefixtures("forked")
 def test_a_comparison_that_fails_is_told(tmp_path):
     report = report_of(tmp_path, GAPS, seeds=(0,))
     (tmp_path / "metrics.csv").unlink()

@@ -28,11 +28,6 @@ from tests.compare.tiny import tiny_runs, write_tables
 from tests.support.paths import ROOT
 
 
-@pytest.fixture(autouse=True)
-def _root(monkeypatch):
-    monkeypatch.chdir(ROOT)
-
-
 @pytest.fixture
 def places(tmp_path):
     tables = write_tables(tmp_path / "tables")
@@ -93,7 +88,6 @@ def test_list_names_every_table_with_its_state(capsys):
             ["low_rank_table1", "--set", "sqad:a=1"],
             "unknown task 'sqad'; did you mean 'squad'?",
         ),
-        (["mgk_table1", "--start_seed", "1"], "--start_seed: no run of mgk_table1 starts from"),
         (["mgk_tabel1"], "expected a table, received 'mgk_tabel1'; did you mean 'mgk_table1'?"),
         (["mgk_table1", "--only", "listop"], "no task or row 'listop'; did you mean 'listops'?"),
         (["mgk_table1", "--shard", "3/3"], "--shard: expected 0 <= i < n"),
@@ -105,14 +99,8 @@ def test_list_names_every_table_with_its_state(capsys):
         (["fish_table6", "--shortened"], "EthanolConcentration has no reduced protocol; use"),
         (["mgk_table7", "--shortened"], "--shortened does not apply to mgk_table7"),
         (["fish_table5", "--max_seq_len", "9"], "imagenet does not support --max_seq_len"),
-        (["mgk_figure3", "--seeds", "1"], "--seeds does not apply to mgk_figure3"),
         (["mgk_figure3", "--shortened"], "--shortened does not apply to mgk_figure3"),
         (["mgk_figure3", "--only", "mgk4"], "--only does not apply to mgk_figure3"),
-        (
-            ["mgk_figure17"],
-            "expected a table, received 'mgk_figure17'; did you mean 'mgk_figure7'?",
-        ),
-        (["mgk_figure1", "--only", "mgk_8"], "mgk_figure1 has no task or row 'mgk_8'"),
         *(
             (["low_rank_figure1", *flag], f"{flag[0]} does not apply to low_rank_figure1")
             for flag in (["--as_published"], ["--as_released"], ["--max_seq_len", "9"])
@@ -233,7 +221,7 @@ def test_real_runs_killed_and_resumed(places, tmp_path):
 
 def test_a_dry_run_of_a_grid_asks_for_no_metric_by_name(capsys, tmp_path):
     """A grid's perplexity is read from the whole result, whose names depend on the data."""
-    words = ["low_rank_figure1", "--shortened", "--dry-run"]
+    words = ["low_rank_figure1", "--shortened", "--dry-run", "--only", "fixed-h2-*"]
     words += ["--runs", str(tmp_path), "--data_dir", str(tmp_path), "--cache_dir", str(tmp_path)]
     assert main(words) == 0, capsys.readouterr().err
 

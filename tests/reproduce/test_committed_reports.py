@@ -67,7 +67,6 @@ def test_rows_give_the_same_report(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(Run, "result", result)
     monkeypatch.setattr(Run, "changed_sources", lambda run: [])
     monkeypatch.setattr(low_rank, "point_columns", point_columns)
-    monkeypatch.chdir(ROOT)
     kept = [
         word
         for before, word in zip(["", *words], words, strict=False)

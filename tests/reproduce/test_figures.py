@@ -23,15 +23,9 @@ from lit_probattn.reproduce.figures.low_rank import (
 )
 from lit_probattn.reproduce.figures.low_rank_bert import FineTuned
 from lit_probattn.reproduce.figures.registry import FIGURES, figure_class
-from tests.support.paths import ROOT
 
 SEEDS = (0, 1, 2)
 SURE, UNSURE = (0.0, 0.1, -0.1), (0.0, 6.0, -6.0)  # spreads over the seeds
-
-
-@pytest.fixture(autouse=True)
-def _root(monkeypatch):
-    monkeypatch.chdir(ROOT)
 
 
 def sample(mean: float, spread=SURE) -> Sample:

@@ -14,12 +14,6 @@ from lit_probattn.configs import class_of, read_yaml
 from lit_probattn.reproduce.flags import FILE, main, make_page, read_flags
 from tests.support.paths import ROOT, shipped
 
-
-@pytest.fixture(autouse=True)
-def root(monkeypatch):
-    monkeypatch.chdir(ROOT)
-
-
 ROWS = [row for one in read_flags(ROOT / FILE) for row in one.rows]
 
 

@@ -46,11 +46,6 @@ PRINTED = "table,task,method,heads,metric,split,value\n" + "".join(
 )
 
 
-@pytest.fixture(autouse=True)
-def _root(monkeypatch):
-    monkeypatch.chdir(ROOT)
-
-
 def write(folder, **change):
     """A table of two rows."""
     path = folder / "tiny_table.yaml"

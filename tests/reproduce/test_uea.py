@@ -16,9 +16,6 @@ from datamodules.series.archive import ARCHIVES
 from lit_probattn.compare.flags import Place
 from lit_probattn.compare.runs import Run
 from lit_probattn.reproduce.uea import TABLE, main, make_parser, make_table
-from tests.support import forks
-from tests.support.patching import draw_once
-from tests.support.paths import ROOT
 
 TINY = {
     "task": "configs/tasks/tiny/uea.yaml",
@@ -51,9 +48,8 @@ TINY = {
 
 
 @pytest.fixture
-def options(tmp_path, monkeypatch):
+def options(tmp_path):
     """Flags of a tiny benchmark below tmp_path."""
-    monkeypatch.chdir(ROOT)
     table = tmp_path / "table.yaml"
     table.write_text(yaml.safe_dump(TINY))
     places = {"table": table, "out": tmp_path / "out", "runs": tmp_path / "runs"}
@@ -61,20 +57,12 @@ def options(tmp_path, monkeypatch):
     return [part for name, place in places.items() for part in (f"--{name}", str(place))]
 
 
-@pytest.fixture
-def forked(monkeypatch):
-    """Commands of runs run in forked processes; figures are drawn once."""
-    monkeypatch.setattr("lit_probattn.experiments.runner.start", forks.start)
-    draw_once(monkeypatch)
-
-
 def bundled(options, *more):
     pytest.importorskip("aeon")
     return [*options, "--source", "bundled", *more]
 
 
-def test_table_file_holds_the_published_table(monkeypatch):
-    monkeypatch.chdir(ROOT)
+def test_table_file_holds_the_published_table():
     table, unknown = make_table(TABLE, Place(data_dir="none"))
     content = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
     assert len(table.tasks) == 10
@@ -154,7 +142,7 @@ def test_runs_run_once_and_the_report_has_mean_and_deviation(options, tmp_path, 
     assert "report:" not in capsys.readouterr().out
 
 
-def test_other_files_are_other_runs(options, tmp_path, monkeypatch):
+def test_other_files_are_other_runs(options, tmp_path):
     pytest.importorskip("aeon")
     table = Path(options[1])
     given = {"archives": ["BasicMotions"], "source": "bundled"}
@@ -171,7 +159,7 @@ def test_other_files_are_other_runs(options, tmp_path, monkeypatch):
     ]
 
 
-@pytest.mark.usefixtures("forked")
+@pytest.mark.usefixtures("forked", "sketches")
 def test_selection_on_test_is_another_run_and_flagged(options, tmp_path, capsys):
     more = ["--select_on", "test", "--seeds", "0", "--epochs", "1"]
     assert main(bundled(options, *more)) == 0

@@ -120,15 +120,18 @@ def _as_text(node: ast.Constant | ast.JoinedStr) -> str:
     )
 
 
-def of_repository(root: Path, changelog: bool = False) -> list[Sentence]:
-    """Return all sentences of a checkout, equal ones of a kind once."""
+def of_pages(root: Path, changelog: bool = False) -> Iterator[Sentence]:
+    """Yield the sentences of the pages of a checkout."""
     pages = [root / "README.md", root / "CONTRIBUTING.md", root / "AGENTS.md"]
     pages += [*sorted((root / "docs").rglob("*.md")), *([root / "CHANGELOG.md"] * changelog)]
-    found: list[Iterable[Sentence]] = [
-        of_page(page.read_text(encoding="utf-8"), page.relative_to(root).as_posix())
-        for page in pages
-        if page.is_file() and page.name not in GENERATED
-    ]
+    for page in pages:
+        if page.is_file() and page.name not in GENERATED:
+            yield from of_page(page.read_text(encoding="utf-8"), page.relative_to(root).as_posix())
+
+
+def of_repository(root: Path, changelog: bool = False) -> list[Sentence]:
+    """Return all sentences of a checkout, equal ones of a kind once."""
+    found: list[Iterable[Sentence]] = [of_pages(root, changelog)]
     for package in PACKAGES:
         for path in sorted((root / package).rglob("*.py")):
             name = path.relative_to(root).as_posix()

@@ -7,7 +7,7 @@ import pytest
 from tests.support.paths import ROOT
 from tests.voice.__main__ import accepted
 from tests.voice.patterns import PATTERNS, habits
-from tests.voice.sentences import of_module, of_page, of_repository
+from tests.voice.sentences import of_module, of_page, of_pages
 
 PAGE = """# A heading of many words here
 
@@ -91,18 +91,12 @@ def test_code_is_no_habit():
     assert habits("Backends support the call; see the page.") == []
 
 
-@pytest.fixture(scope="module")
-def sentences():
-    return list(of_repository(ROOT))
+def test_pages_have_only_accepted_habits():
+    """Rewrite the sentence, or add it to `accepted.txt` if it is right as it stands.
 
-
-def test_accepted_sentences_exist_and_have_a_hit(sentences):
+    There, each sentence is one of a page, and has a hit.
+    """
+    hits = [s for s in of_pages(ROOT) if habits(s.text)]
     known = accepted()
-    assert known - {s.text for s in sentences if s.text in known and habits(s.text)} == set()
-
-
-def test_pages_have_only_accepted_habits(sentences):
-    """Rewrite the sentence, or add it to `accepted.txt` if it is right as it stands."""
-    known = accepted()
-    found = [s for s in sentences if s.kind == "page" and s.text not in known]
-    assert [f"{s.file}:{s.line}: {s.text}" for s in found if habits(s.text)] == []
+    assert [f"{s.file}:{s.line}: {s.text}" for s in hits if s.text not in known] == []
+    assert known - {s.text for s in hits} == set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,38 +61,34 @@ def _same_id(content: Any) -> None:
 
 
 def _squad_cases() -> Iterator[Case]:
-    area = "Questions (the JSON of SQuAD)"
+    case = partial(Case, "Questions (the JSON of SQuAD)")
     nothing: Callable[[Any], object] = lambda content: None  # noqa: E731
-    yield Case(area, "no files", data_error(lambda f: _open(QuestionAnswering(path=str(f)))))
-    yield Case(area, "no dev file", data_error(_without_dev))
-    yield Case(area, "not JSON", questions(lambda c: "{"))
-    yield Case(area, "another JSON", questions(lambda c: '{"questions": []}'))
-    yield Case(area, "no questions", questions(lambda c: c.update(data=[])))
-    yield Case(area, "a paragraph without a context", questions(_without_context))
-    yield Case(area, "an empty context", questions(lambda c: _first(c).update(context=" ")))
-    yield Case(area, "a question without an id", questions(_without_id))
-    yield Case(area, "an id twice", questions(_same_id))
-    yield Case(area, "an id that is a number", questions(_set("id", 7)))
-    yield Case(area, "a question without answers in version 1.1", questions(_set("answers", [])))
+    yield case("no files", data_error(lambda f: _open(QuestionAnswering(path=str(f)))))
+    yield case("no dev file", data_error(_without_dev))
+    yield case("not JSON", questions(lambda c: "{"))
+    yield case("another JSON", questions(lambda c: '{"questions": []}'))
+    yield case("no questions", questions(lambda c: c.update(data=[])))
+    yield case("a paragraph without a context", questions(_without_context))
+    yield case("an empty context", questions(lambda c: _first(c).update(context=" ")))
+    yield case("a question without an id", questions(_without_id))
+    yield case("an id twice", questions(_same_id))
+    yield case("an id that is a number", questions(_set("id", 7)))
+    yield case("a question without answers in version 1.1", questions(_set("answers", [])))
     two: dict[str, Any] = {"version": "2.0"}
-    yield Case(
-        area, "a question without answers in version 2.0", questions(_set("answers", []), **two)
-    )
-    yield Case(area, "an answer that cannot be", questions(_set("is_impossible", True), **two))
-    yield Case(area, "answers at another place", questions(_answer(answer_start=0)))
-    yield Case(area, "an offset that is text", questions(_answer(answer_start="5")))
-    yield Case(area, "an empty answer", questions(_answer(text="")))
-    yield Case(area, "half a character", questions(_set("question", "\ud83d")))
-    yield Case(area, "another encoding than UTF-8", data_error(_latin))
-    yield Case(area, "an unknown version", questions(nothing, version="1.2"))
-    yield Case(area, "no room for the text", questions(nothing, max_length=10))
-    yield Case(area, "a stride of 0", questions(nothing, stride=0))
-    yield Case(area, "fewer positions than tokens", questions(nothing, max_positions=8))
-    yield Case(area, "fewer rows than the vocabulary", questions(nothing, vocab_size=8))
-    yield Case(area, "a vocabulary below the characters", questions(nothing, vocab_limit=9))
-    yield Case(
-        area, "a tokeniser that is not there", questions(nothing, **_given("nowhere/vocab.txt"))
-    )
+    yield case("a question without answers in version 2.0", questions(_set("answers", []), **two))
+    yield case("an answer that cannot be", questions(_set("is_impossible", True), **two))
+    yield case("answers at another place", questions(_answer(answer_start=0)))
+    yield case("an offset that is text", questions(_answer(answer_start="5")))
+    yield case("an empty answer", questions(_answer(text="")))
+    yield case("half a character", questions(_set("question", "\ud83d")))
+    yield case("another encoding than UTF-8", data_error(_latin))
+    yield case("an unknown version", questions(nothing, version="1.2"))
+    yield case("no room for the text", questions(nothing, max_length=10))
+    yield case("a stride of 0", questions(nothing, stride=0))
+    yield case("fewer positions than tokens", questions(nothing, max_positions=8))
+    yield case("fewer rows than the vocabulary", questions(nothing, vocab_size=8))
+    yield case("a vocabulary below the characters", questions(nothing, vocab_limit=9))
+    yield case("a tokeniser that is not there", questions(nothing, **_given("nowhere/vocab.txt")))
 
 
 def _given(path: str) -> dict[str, Any]:
@@ -145,34 +142,31 @@ def _own(text: str, **options: Any) -> Callable[[Path], str]:
 
 
 def _pair_cases() -> Iterator[Case]:
-    area = "Pairs of texts (MultiNLI, GLUE, tables)"
+    case = partial(Case, "Pairs of texts (MultiNLI, GLUE, tables)")
     rows = "text1,text2,label\n" + "".join(f"one {n},two {n},{'ab'[n % 2]}\n" for n in range(20))
-    yield Case(area, "no path", data_error(lambda f: TextPairs()))
-    yield Case(
-        area,
+    yield case("no path", data_error(lambda f: TextPairs()))
+    yield case(
         "a corpus that is not there",
         data_error(lambda f: _open(TextPairs(path=str(f), corpus="mnli"))),
     )
-    yield Case(area, "a file of a corpus missing", data_error(_without_mismatched))
-    yield Case(area, "a label that is not of the corpus", _row(gold_label="contradicts"))
-    yield Case(area, "a row without its second sentence", _row(sentence2=None))
-    yield Case(area, "a sentence that is a number", _row(sentence1=3))
-    yield Case(area, "a table without labels", _glue("sst2", "index\tsentence\n0\tfine\n"))
-    yield Case(
-        area, "a table without its column", _glue("qnli", "question\ttext\tlabel\na\tb\tc\n")
-    )
-    yield Case(area, "a row of other columns", _glue("sst2", "sentence\tlabel\nfine\n"))
-    yield Case(area, "a table without rows", _glue("sst2", "sentence\tlabel\n"))
-    yield Case(area, "no such column", _own(rows, first_column="text3"))
-    yield Case(area, "one column twice", _own(rows, first_column="text1", second_column="text1"))
-    yield Case(area, "no column of a usual name", _own(rows.replace("text", "part")))
-    yield Case(area, "an empty text", _own(rows.replace("two 5,", ",")))
-    yield Case(area, "no room for a text", _own(rows, max_length=3))
-    yield Case(area, "a split of a corpus", data_error(_split_of_corpus))
+    yield case("a file of a corpus missing", data_error(_without_mismatched))
+    yield case("a label that is not of the corpus", _row(gold_label="contradicts"))
+    yield case("a row without its second sentence", _row(sentence2=None))
+    yield case("a sentence that is a number", _row(sentence1=3))
+    yield case("a table without labels", _glue("sst2", "index\tsentence\n0\tfine\n"))
+    yield case("a table without its column", _glue("qnli", "question\ttext\tlabel\na\tb\tc\n"))
+    yield case("a row of other columns", _glue("sst2", "sentence\tlabel\nfine\n"))
+    yield case("a table without rows", _glue("sst2", "sentence\tlabel\n"))
+    yield case("no such column", _own(rows, first_column="text3"))
+    yield case("one column twice", _own(rows, first_column="text1", second_column="text1"))
+    yield case("no column of a usual name", _own(rows.replace("text", "part")))
+    yield case("an empty text", _own(rows.replace("two 5,", ",")))
+    yield case("no room for a text", _own(rows, max_length=3))
+    yield case("a split of a corpus", data_error(_split_of_corpus))
     made_and_given = {"tokenizer": "DIR", "tokens": "bpe"}
-    yield Case(area, "a tokeniser given and made", _own(rows, **made_and_given))
+    yield case("a tokeniser given and made", _own(rows, **made_and_given))
     unknown = ["check", "text_pairs", "--path", ".", "--corpus", "mnly"]
-    yield Case(area, "an unknown corpus", lambda _: command_error(unknown, data_main))
+    yield case("an unknown corpus", lambda _: command_error(unknown, data_main))
 
 
 def _without_mismatched(folder: Path) -> None:

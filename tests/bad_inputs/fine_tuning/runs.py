@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -47,7 +48,8 @@ def _fit(*more: str, task: str = "mnli") -> Callable[[Path], str]:
 
 
 def _told(words: list[str]) -> str:
-    return command_error(words).replace(str(_trained()), "RUN").replace(str(_place()), "DATA")
+    told = command_error(words).replace(str(_place()), "DATA")
+    return told.replace(str(_trained()), "RUN") if _trained.cache_info().currsize else told
 
 
 def _from_run(*more: str, task: str = "mnli") -> Callable[[Path], str]:
@@ -81,29 +83,25 @@ def _beside_checkpoint(folder: Path) -> str:
 
 def cases() -> Iterator[Case]:
     """All of them."""
-    area = "Weights to begin with"
-    yield Case(area, "a file that is not there", _fit("--init_from", "nowhere.ckpt"))
-    yield Case(area, "no name", _fit("--init_from="))
-    yield Case(area, "no checkpoint", lambda folder: _from_file(folder, b"weights"))
-    yield Case(area, "a checkpoint of another model", _other_entries)
-    yield Case(area, "another tokeniser", _from_run(task="squad"))
-    yield Case(area, "another number of positions", _positions)
-    yield Case(area, "another width", _from_run("--model.init_args.embed_dim", "32"))
-    yield Case(area, "a checkpoint to go on from beside it", _beside_checkpoint)
-    yield Case(
-        area,
-        "in a test",
-        lambda f: _told(_words("test", f, "--init_from", "x", "--ckpt_path", "last")),
+    case = partial(Case, "Weights to begin with")
+    yield case("a file that is not there", _fit("--init_from", "nowhere.ckpt"))
+    yield case("no name", _fit("--init_from="))
+    yield case("no checkpoint", lambda folder: _from_file(folder, b"weights"))
+    yield case("a checkpoint of another model", _other_entries)
+    yield case("another tokeniser", _from_run(task="squad"))
+    yield case("another number of positions", _positions)
+    yield case("another width", _from_run("--model.init_args.embed_dim", "32"))
+    yield case("a checkpoint to go on from beside it", _beside_checkpoint)
+    yield case(
+        "in a test", lambda f: _told(_words("test", f, "--init_from", "x", "--ckpt_path", "last"))
     )
-    area = "Fine-tuning"
-    yield Case(
-        area,
+    case = partial(Case, "Fine-tuning")
+    yield case(
         "a threshold for questions that all have answers",
         _fit("--model.init_args.null_threshold", "1.0", task="squad"),
     )
-    yield Case(
-        area,
+    yield case(
         "fewer token types than the tokeniser's",
         _fit("--model.init_args.num_token_types", "1", task="squad"),
     )
-    yield Case(area, "no answers kept", _fit("--model.init_args.n_best", "0", task="squad"))
+    yield case("no answers kept", _fit("--model.init_args.n_best", "0", task="squad"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -39,7 +40,7 @@ def _prune(attention: str, flags: str) -> Callable[[Path], str]:
 
 def cases() -> Iterator[Case]:
     """Flags of conversions, then of annealing."""
-    area = "Converting attention"
+    case = partial(Case, "Converting attention")
     for flags in (
         "--to fish --num_components 2",
         "--to mgk --spread 0.2",
@@ -50,13 +51,13 @@ def cases() -> Iterator[Case]:
         "--to smgk --old_heads 4",
         "--to fish --num_global_heads 5",
     ):
-        yield Case(area, f"`convert {flags}` of 4 heads", _convert(flags))
+        yield case(f"`convert {flags}` of 4 heads", _convert(flags))
     mgk = "MGKAttention"
-    yield Case(area, "`convert prune` of softmax", _prune("SoftmaxAttention", ""))
-    yield Case(area, "`convert prune` of components in use", _prune(mgk, "--threshold 0.001"))
-    yield Case(area, "`convert prune --threshold 2`", _prune(mgk, "--threshold 2"))
-    yield Case(area, "`norm_annealing_steps 5` of softmax", fit(_STEPS, "5"))
-    yield Case(area, "`norm_annealing_steps 0`", fit(_STEPS, "0"))
-    yield Case(area, "`key_norm_weight 2`", variant(mgk, key_norm_weight=2.0))
+    yield case("`convert prune` of softmax", _prune("SoftmaxAttention", ""))
+    yield case("`convert prune` of components in use", _prune(mgk, "--threshold 0.001"))
+    yield case("`convert prune --threshold 2`", _prune(mgk, "--threshold 2"))
+    yield case("`norm_annealing_steps 5` of softmax", fit(_STEPS, "5"))
+    yield case("`norm_annealing_steps 0`", fit(_STEPS, "0"))
+    yield case("`key_norm_weight 2`", variant(mgk, key_norm_weight=2.0))
     dot = variant(mgk, key_norm_weight=1.0, score="dot")
-    yield Case(area, "`key_norm_weight` of dot products", dot)
+    yield case("`key_norm_weight` of dot products", dot)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,34 +54,27 @@ def masked(**options: object) -> Callable[[Path], str]:
 
 def cases() -> Iterator[Case]:
     """Read, then learned, then used."""
-    area = "Tokenisers (vocab.txt, vocab.json and merges.txt, tokenizer.json)"
-    yield Case(area, "an empty folder", files())
-    yield Case(area, "a name with a slip", files("vocab.text", vocab_txt=_WORDS))
-    yield Case(area, "no merges", files(vocab_json=_LETTERS))
-    yield Case(area, "an empty vocabulary", files(vocab_txt=""))
-    yield Case(area, "not UTF-8", files(vocab_txt=b"\xff\n"))
-    yield Case(area, "no mask token", files(vocab_txt=_WORDS.replace("[MASK]\n", "")))
-    yield Case(
-        area,
+    case = partial(Case, "Tokenisers (vocab.txt, vocab.json and merges.txt, tokenizer.json)")
+    yield case("an empty folder", files())
+    yield case("a name with a slip", files("vocab.text", vocab_txt=_WORDS))
+    yield case("no merges", files(vocab_json=_LETTERS))
+    yield case("an empty vocabulary", files(vocab_txt=""))
+    yield case("not UTF-8", files(vocab_txt=b"\xff\n"))
+    yield case("no mask token", files(vocab_txt=_WORDS.replace("[MASK]\n", "")))
+    yield case(
         "a mask token of another name",
         files(vocab_txt=_WORDS, tokenizer_config_json='{"mask_token": "<mask>"}'),
     )
-    yield Case(
-        area, "cut settings", files(vocab_txt=_WORDS, tokenizer_config_json='{"do_lower_case"')
+    yield case("cut settings", files(vocab_txt=_WORDS, tokenizer_config_json='{"do_lower_case"'))
+    yield case("settings that are a list", files(vocab_txt=_WORDS, tokenizer_config_json="[]"))
+    yield case("no special tokens", files(vocab_json=_LETTERS, merges_txt="#version: 0.2\n"))
+    yield case(
+        "a merge of no known parts", files(vocab_json=_LETTERS, merges_txt="#version: 0.2\nx y\n")
     )
-    yield Case(
-        area, "settings that are a list", files(vocab_txt=_WORDS, tokenizer_config_json="[]")
-    )
-    yield Case(area, "no special tokens", files(vocab_json=_LETTERS, merges_txt="#version: 0.2\n"))
-    yield Case(
-        area,
-        "a merge of no known parts",
-        files(vocab_json=_LETTERS, merges_txt="#version: 0.2\nx y\n"),
-    )
-    yield Case(area, "ids that are no numbers", files(vocab_json='{"a": "b"}', merges_txt=""))
-    yield Case(area, "a cut tokenizer.json", files(tokenizer_json='{"version"'))
-    yield Case(area, "fewer tokens than characters", trained(10, "some words"))
-    yield Case(area, "texts without words", trained(100, " ", ""))
-    yield Case(area, "a tokeniser and sub-words", masked(subwords=300))
-    yield Case(area, "a model with fewer tokens", masked(vocab_size=5))
-    yield Case(area, "the vocabulary exists", trained(100, "some words", twice=True))
+    yield case("ids that are no numbers", files(vocab_json='{"a": "b"}', merges_txt=""))
+    yield case("a cut tokenizer.json", files(tokenizer_json='{"version"'))
+    yield case("fewer tokens than characters", trained(10, "some words"))
+    yield case("texts without words", trained(100, " ", ""))
+    yield case("a tokeniser and sub-words", masked(subwords=300))
+    yield case("a model with fewer tokens", masked(vocab_size=5))
+    yield case("the vocabulary exists", trained(100, "some words", twice=True))

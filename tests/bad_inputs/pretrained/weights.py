@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,35 +110,33 @@ def _masked_with_labels(folder: Path) -> str:
 
 
 def _import_cases() -> Iterator[Case]:
-    area = "BERT and RoBERTa (read from transformers' files)"
-    yield Case(area, "no such folder", lambda f: _read(f / "nowhere"))
-    yield Case(area, "no config.json", _read)
-    yield Case(area, "no weights", filed(lambda folder, _: None))
-    yield Case(area, "weights of TensorFlow only", _bytes("tf_model.h5", b"weights"))
-    yield Case(area, "a cut config.json", _bytes("config.json", b'{"model'))
-    yield Case(area, "config.json holds a list", _bytes("config.json", b"[]"))
-    yield Case(area, "the output exists", _own_output)
-    yield Case(area, "a cut safetensors file", _bytes("model.safetensors", b"\x09"))
-    yield Case(area, "a file that is no pickle", _bytes("pytorch_model.bin", b"weights"))
-    yield Case(
-        area,
+    case = partial(Case, "BERT and RoBERTa (read from transformers' files)")
+    yield case("no such folder", lambda f: _read(f / "nowhere"))
+    yield case("no config.json", _read)
+    yield case("no weights", filed(lambda folder, _: None))
+    yield case("weights of TensorFlow only", _bytes("tf_model.h5", b"weights"))
+    yield case("a cut config.json", _bytes("config.json", b'{"model'))
+    yield case("config.json holds a list", _bytes("config.json", b"[]"))
+    yield case("the output exists", _own_output)
+    yield case("a cut safetensors file", _bytes("model.safetensors", b"\t"))
+    yield case("a file that is no pickle", _bytes("pytorch_model.bin", b"weights"))
+    yield case(
         "a list instead of tensors",
         filed(lambda folder, _: torch.save([1], folder / "pytorch_model.bin")),
     )
-    yield Case(
-        area,
+    yield case(
         "it needs code to load",
         filed(lambda folder, _: torch.save({"a": Case}, folder / "pytorch_model.bin")),
     )
-    yield Case(area, "an index without files", _indexed({}))
+    yield case("an index without files", _indexed({}))
     three = {"id2label": {"0": "yes", "1": "no", "2": "maybe"}}
-    yield Case(area, "labels of another model", _classified(["yes", "no", "never"], **three))
-    yield Case(area, "one label too few", _classified(["yes", "no"], **three))
-    yield Case(area, "labels of a masked language model", _masked_with_labels)
-    yield Case(area, "id2label lacks a class", _classified([], id2label={"0": "yes", "2": "no"}))
-    yield Case(area, "an index of another folder", _indexed({"a": "../model-1.safetensors"}))
-    yield Case(area, "a part is missing", _indexed({"a": "model-2.safetensors"}))
-    yield Case(area, "a part lacks a tensor", _indexed({"a": "model-1.safetensors"}))
+    yield case("labels of another model", _classified(["yes", "no", "never"], **three))
+    yield case("one label too few", _classified(["yes", "no"], **three))
+    yield case("labels of a masked language model", _masked_with_labels)
+    yield case("id2label lacks a class", _classified([], id2label={"0": "yes", "2": "no"}))
+    yield case("an index of another folder", _indexed({"a": "../model-1.safetensors"}))
+    yield case("a part is missing", _indexed({"a": "model-2.safetensors"}))
+    yield case("a part lacks a tensor", _indexed({"a": "model-1.safetensors"}))
     for given, config in {
         "another model_type": {"model_type": "robert"},
         "no model_type": {"model_type": None},
@@ -167,27 +166,19 @@ def _import_cases() -> Iterator[Case]:
         },
         "another vocabulary": {"vocab_size": 8},
     }.items():
-        yield Case(area, given, configured(**config))
+        yield case(given, configured(**config))
     table = "bert.embeddings.word_embeddings.weight"
-    yield Case(
-        area, "a tensor is missing", changed(lambda t: t.pop("bert.embeddings.LayerNorm.bias"))
-    )
-    yield Case(area, "a tensor too many", changed(lambda t: t.update(extra=torch.ones(1))))
-    yield Case(
-        area,
+    yield case("a tensor is missing", changed(lambda t: t.pop("bert.embeddings.LayerNorm.bias")))
+    yield case("a tensor too many", changed(lambda t: t.update(extra=torch.ones(1))))
+    yield case(
         "a name with a slip",
         changed(lambda t: t.update({table.replace("word_", "words_"): t.pop(table)})),
     )
-    yield Case(
-        area,
+    yield case(
         "an output layer of its own",
         changed(lambda t: t.update({"cls.predictions.decoder.weight": 2 * t[table]})),
     )
-    yield Case(
-        area,
-        "two heads",
-        changed(lambda t: t.update({"qa_outputs.weight": torch.ones(2, 4)})),
-    )
+    yield case("two heads", changed(lambda t: t.update({"qa_outputs.weight": torch.ones(2, 4)})))
 
 
 # ---- written -----------------------------------------------------------------------------------
@@ -228,29 +219,27 @@ def exported(
 
 
 def _export_cases() -> Iterator[Case]:
-    area = "BERT and RoBERTa (written in transformers' files)"
-    yield Case(area, "MGK", exported(attention="MGKAttention", options={"num_components": 2}))
-    yield Case(area, "scores of a Gaussian", exported(options={"score": "gaussian"}))
-    yield Case(area, "attention without biases", exported(options={"bias": False}))
-    yield Case(area, "grouped heads", exported(options={"num_kv_heads": 1}))
-    yield Case(area, "heads that do not make up the width", exported({"head_dim": 3}))
-    yield Case(area, "pre-norm blocks", exported({"norm_first": True}))
-    yield Case(area, "relu with a head for masked words", exported({"activation": "relu"}))
-    yield Case(
-        area,
+    case = partial(Case, "BERT and RoBERTa (written in transformers' files)")
+    yield case("MGK", exported(attention="MGKAttention", options={"num_components": 2}))
+    yield case("scores of a Gaussian", exported(options={"score": "gaussian"}))
+    yield case("attention without biases", exported(options={"bias": False}))
+    yield case("grouped heads", exported(options={"num_kv_heads": 1}))
+    yield case("heads that do not make up the width", exported({"head_dim": 3}))
+    yield case("pre-norm blocks", exported({"norm_first": True}))
+    yield case("relu with a head for masked words", exported({"activation": "relu"}))
+    yield case(
         "positions in two tables",
         exported({"position_period": 6}, positions__blocks__weight=torch.ones(2, 4)),
     )
-    yield Case(area, "another model", exported(tokens__weight=None))
-    yield Case(area, "a tensor is missing", exported(norm__bias=None))
-    yield Case(area, "a tensor too many", exported(extra=torch.ones(1)))
-    yield Case(
-        area,
+    yield case("another model", exported(tokens__weight=None))
+    yield case("a tensor is missing", exported(norm__bias=None))
+    yield case("a tensor too many", exported(extra=torch.ones(1)))
+    yield case(
         "next sentences of a RoBERTa",
         exported(words=("--model_type", "roberta"), next_sentence__weight=torch.ones(2, 4)),
     )
-    yield Case(area, "no configuration", exported(words=("--no-config",)))
-    yield Case(area, "the output exists", exported(words=("--taken",)))
+    yield case("no configuration", exported(words=("--no-config",)))
+    yield case("the output exists", exported(words=("--taken",)))
 
 
 def cases() -> Iterator[Case]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from lit_probattn.reproduce.__main__ import main as reproduce
@@ -56,30 +57,27 @@ def _grid(more: str) -> Callable[[Path], str]:
 
 def cases() -> Iterator[Case]:
     """The release, settings, own text; figures and grids."""
-    area = "LM1B (shards of sentences)"
-    yield Case(area, "no release", data_error(lambda folder: text.made(folder)))
-    yield Case(area, "a shard is missing", _release(_shard(None)))
-    yield Case(area, "an empty shard", _release(_shard(b"")))
-    yield Case(area, "a shard that is cut off", _release(_shard(b"A sentence .\nAnother")))
-    yield Case(area, "a byte that is no text", _release(_shard(b"A \xff sentence .\n")))
-    yield Case(area, "no sub-words", _release(subwords=None))
-    yield Case(area, "too few sub-words", _release(subwords=20))
-    yield Case(area, "all held-out shards as the test", _release(test_shards=50))
-    yield Case(area, "a share of the release", _release(val_fraction=0.1))
-    yield Case(area, "a sentence longer than a batch", _release(max_tokens=9))
-    yield Case(area, "a sentence longer than an evaluation batch", _release_eval())
-    yield Case(area, "fewer rows than sub-words", _release(vocab_size=99))
-    yield Case(area, "a line that holds `<eos>`", data_error(_end_in_line))
-    area = "Figures"
+    case = partial(Case, "LM1B (shards of sentences)")
+    yield case("no release", data_error(lambda folder: text.made(folder)))
+    yield case("a shard is missing", _release(_shard(None)))
+    yield case("an empty shard", _release(_shard(b"")))
+    yield case("a shard that is cut off", _release(_shard(b"A sentence .\nAnother")))
+    yield case("a byte that is no text", _release(_shard(b"A \xff sentence .\n")))
+    yield case("no sub-words", _release(subwords=None))
+    yield case("too few sub-words", _release(subwords=20))
+    yield case("all held-out shards as the test", _release(test_shards=50))
+    yield case("a share of the release", _release(val_fraction=0.1))
+    yield case("a sentence longer than a batch", _release(max_tokens=9))
+    yield case("a sentence longer than an evaluation batch", _release_eval())
+    yield case("fewer rows than sub-words", _release(vocab_size=99))
+    yield case("a line that holds `<eos>`", data_error(_end_in_line))
+    case = partial(Case, "Figures")
     for flags in (["--as_published"], ["--max_seq_len", "64"], ["--only", "fixd-h4"]):
         words = ["low_rank_figure1", *flags, "--dry-run"]
         told = " ".join(flags)
-        yield Case(area, f"`{told}`", lambda _, words=words: command_error(words, reproduce))
-    yield Case(
-        area, "a grid's width that heads do not divide", _grid("widths: [60]\nwidth_heads: [8]\n")
-    )
-    yield Case(
-        area,
+        yield case(f"`{told}`", lambda _, words=words: command_error(words, reproduce))
+    yield case("a grid's width that heads do not divide", _grid("widths: [60]\nwidth_heads: [8]\n"))
+    yield case(
         "a grid's width that no heads of that size fill",
         _grid("widths: [72]\nwidth_head_dim: 16\n"),
     )

@@ -58,7 +58,7 @@ def test_other_counts_of_heads_and_tokens_compile_nothing_again(tmp_path):
     script.write_text(CODE)
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(tmp_path)}
-    sizes = [[8, 256], [16, 256], [12, 264], [8, 257], [16, 251]]
+    sizes = [[8, 64], [12, 72], [8, 65], [16, 59]]
     done = subprocess.run(
         [sys.executable, script, json.dumps(sizes)],
         **{"env": environment, "cwd": ROOT},
@@ -78,6 +78,6 @@ def test_other_counts_of_heads_and_tokens_compile_nothing_again(tmp_path):
     }
     # A call may launch a kernel in several forms, but all of them with the first sizes; and once
     # more with the first length that 8 does not divide.
-    known = [sizes[0], sizes[3]]
+    known = [sizes[0], sizes[2]]
     again = {kernel: new for kernel, new in found.items() if any(x not in known for x in new)}
     assert again == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
@@ -35,6 +36,7 @@ from profiling.kernels.speed import (
     speed_report,
 )
 from tests.profiling.helpers import MGK
+from tests.support.patching import draw_once
 from tests.support.paths import ROOT
 from tests.support.slow import mostly_slow
 
@@ -67,6 +69,24 @@ def parity_file(folder, passes):
 
 
 @pytest.fixture
+def made_up(monkeypatch):
+    """Spare the measuring, where something else is asked: no two sides have the same seconds.
+
+    Returns length, threads and threads of this process for each point that is measured.
+    """
+    seconds, points_seen = itertools.count(1), []
+
+    def measure(point):
+        points_seen.append((point.seq_len, point.num_threads, torch.get_num_threads()))
+        times = {name: [1e-3 * next(seconds)] * point.repeats for name in point.sides}
+        return {name: SideResult(own, None, 1000, 10**9) for name, own in times.items()}, {}
+
+    monkeypatch.setattr(speed, "measure", measure)
+    monkeypatch.setattr(speed, "product_ceiling", lambda *given: 1e12)
+    return points_seen
+
+
+@pytest.fixture
 def parity_passes(monkeypatch):
     """Spare the process that runs the parity tests, where something else is asked."""
     passed = Checked(True, "1 passed")
@@ -82,6 +102,7 @@ def test_green_tests_give_ratios_and_verdicts(tmp_path):
     assert verdicts == ["yes", "NO"]
 
 
+@pytest.mark.usefixtures("made_up")
 @pytest.mark.parametrize("tests", mostly_slow(["red", "absent", "none"], ["red", "none"]))
 def test_red_tests_give_no_ratio(tmp_path, tests):
     names = {"red": parity_file(tmp_path, False), "absent": ["gone.py"], "none": []}[tests]
@@ -139,6 +160,7 @@ def test_comparisons_are_kept_and_failed_ones_repeated(tmp_path, monkeypatch):
     assert results == [False, True, True]
 
 
+@pytest.mark.usefixtures("made_up")
 def test_points_without_ratios_are_measured_again_when_the_kernels_agree(tmp_path, monkeypatch):
     ratios = []
     for result in (Checked(False, "1 failed", None), Checked(True, "1 passed")):
@@ -287,8 +309,6 @@ def test_sides_run_where_they_are_asked_to():
 
 
 def test_without_a_gpu_there_is_no_graph():
-    import torch
-
     with pytest.raises(UnsupportedError, match="no CUDA graphs on cpu"):
         captured(lambda: None, torch.device("cpu"))
     results, failed = measure(config([]))
@@ -321,8 +341,6 @@ def test_a_side_that_cannot_run_leaves_the_others_and_a_lost_gpu_ends_the_point(
 
 @pytest.mark.gpu
 def test_a_replay_computes_what_the_call_does():
-    import torch
-
     device = torch.device("cuda")
     x = torch.ones(1000, device=device)
     total = torch.zeros(1000, device=device)
@@ -365,8 +383,6 @@ def test_sides_are_named_by_their_layer_or_their_kernel():
 def test_sides_take_turns():
     calls = []
     names = {name: lambda name=name: calls.append(name) for name in "ab"}
-    import torch
-
     times = time_sides(names, device=torch.device("cpu"), warmup=1, repeats=3)
     assert calls == ["a", "b", *"ababab"]
     assert {k: len(v) for k, v in times.items()} == {"a": 3, "b": 3}
@@ -381,8 +397,6 @@ def test_quantiles():
 
 
 def test_peak_memory_is_exact():
-    import torch
-
     def function():
         first = torch.ones(1000)  # 4000 bytes
         second = torch.ones(500, dtype=torch.float64)  # 4000 bytes
@@ -393,17 +407,11 @@ def test_peak_memory_is_exact():
 
 
 @pytest.mark.usefixtures("sketches")
-def test_measured_points_are_kept_and_not_measured_again(tmp_path, monkeypatch, parity_passes):
+def test_measured_points_are_kept_and_not_measured_again(tmp_path, made_up, parity_passes):
     grid = {"tokens": 64, "seq_lens": [32, 64], "head_dims": [8], "num_threads": [1, 2]}
     some = config(["test_parity.py"], grid=grid, repeats=1)
     some.sides["plain"].seq_lens = [32]
-    before, measured = torch.get_num_threads(), []
-
-    def count(point):
-        measured.append((point.seq_len, point.num_threads, torch.get_num_threads()))
-        return measure(point)
-
-    monkeypatch.setattr("profiling.kernels.speed.measure", count)
+    before, measured = torch.get_num_threads(), made_up
     first, _ = run_kernels(narrowed(some, seq_lens=[32]), tmp_path, tmp_path / "out")
     assert measured == [(32, 1, 1), (32, 2, 2)]
     assert torch.get_num_threads() == before
@@ -451,7 +459,9 @@ def test_flags_narrow_every_grid_and_no_point_is_there_twice():
     assert [(p.seq_len, p.scope) for p in found] == [(7, "attention"), (7, "layer")]
 
 
-def test_the_figure_shows_the_comparisons_that_are_named(tmp_path, parity_passes):
+@pytest.mark.usefixtures("made_up", "parity_passes")
+def test_the_figure_shows_the_comparisons_that_are_named(tmp_path, monkeypatch):
+    draw_once(monkeypatch)
     rows = {"MGK": {"reference": "a"}, "other": {"torch": "b"}}
     made = config(["test_parity.py"], figure=rows)
     report, _ = run_kernels(made, tmp_path, tmp_path / "out")
@@ -466,8 +476,8 @@ def test_the_figure_shows_the_comparisons_that_are_named(tmp_path, parity_passes
         config([], figure={"MGK": {"reference": "aa"}})
 
 
-@pytest.mark.usefixtures("sketches")
-def test_the_finding_and_the_figure_have_the_mode_of_the_file(tmp_path, parity_passes):
+@pytest.mark.usefixtures("made_up", "parity_passes", "sketches")
+def test_the_finding_and_the_figure_have_the_mode_of_the_file(tmp_path):
     grid = {"tokens": 16, "seq_lens": [8, 16], "head_dims": [4], "modes": ["eval", "train"]}
     made = config(["test_parity.py"], figure={"MGK": {"reference": "a"}}, grid=grid)
     report, _ = run_kernels(made, tmp_path, tmp_path / "out")
@@ -475,6 +485,7 @@ def test_the_finding_and_the_figure_have_the_mode_of_the_file(tmp_path, parity_p
     assert "at 2 of 2 points" in report.figures["time_ratio"].caption
 
 
+@pytest.mark.usefixtures("made_up")
 def test_there_is_no_figure_without_ratios(tmp_path):
     made = config([], figure={"MGK": {"reference": "a"}})
     page, _ = run_kernels(made, tmp_path, tmp_path / "out")

@@ -30,7 +30,13 @@ def number(task):
 
 
 def test_a_process_that_dies_or_loses_its_gpu_takes_one_task_with_it(monkeypatch):
-    monkeypatch.setattr(tasks, "get_context", lambda _: get_context("fork"))  # starts at once
+    asked = []
+
+    def forked(method):  # starts at once
+        asked.append(method)
+        return get_context("fork")
+
+    monkeypatch.setattr(tasks, "get_context", forked)
     given = [("a", "die", "b", "lose", "c", "d")[i % 6] + " " * (i // 6) for i in range(12)]
     found = {outcome.task: outcome for outcome in in_processes(stripped, given, 2)}
     assert sorted(found) == sorted(given), "every task has one outcome"
@@ -41,6 +47,7 @@ def test_a_process_that_dies_or_loses_its_gpu_takes_one_task_with_it(monkeypatch
     used = {outcome.result for outcome in found.values() if not outcome.problem}
     assert os.getpid() not in used
     assert len(used) >= 2
+    assert {*asked} == {"spawn"}, "a forked process could not use the GPU"
 
 
 def stripped(task):
@@ -65,6 +72,7 @@ def test_processes_fit_on_the_gpu(monkeypatch, cores, gib, jobs):
     assert tasks.default_jobs("cpu") == 1
 
 
+@pytest.mark.slow
 def test_processes_return_results():
-    """Two real processes, which import this module."""
+    """Two real processes, which import this module; the test above forks them."""
     assert {x.result for x in in_processes(work, ["a", "b", "c"], 2)} == {"A", "B", "C"}

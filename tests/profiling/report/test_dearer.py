@@ -7,28 +7,15 @@ import json
 import pandas as pd
 
 from profiling.report.tables import dearer_lines
+from tests.profiling.helpers import ratio_rows
 
 
 def ratios_of(values):
-    rows = [
-        {
-            "metric": "macs",
-            "variant": variant,
-            "baseline": "softmax8",
-            "scope": "attention",
-            "mode": "eval",
-            "embed_dim": 256,
-            "seq_len": length,
-            "grid_heads": 8,
-            "batch_size": 1,
-            "ratio_measured": value,
-            "ratio_analytic": None,
-            "ratio_predicted": None,
-        }
+    tables = (
+        ratio_rows({(256, n): ratio for n, ratio in pairs}, variant=variant, baseline="softmax8")
         for variant, pairs in values.items()
-        for length, value in pairs
-    ]
-    return pd.DataFrame(rows).astype({"ratio_analytic": float, "ratio_predicted": float})
+    )
+    return pd.concat(tables)
 
 
 def frame_of(variants):

@@ -9,7 +9,7 @@ from lit_probattn.records.figures import colour_of
 from profiling.report import figures
 from profiling.report.figures import Quantity
 from profiling.sweep.config import SweepConfig
-from tests.profiling.helpers import MGK, attention, sweep
+from tests.profiling.helpers import MGK, attention, ratio_rows, sweep
 
 NAMES = {"softmax8": "softmax, 8 heads", "fish2": "FiSH, 8 heads from 2 score maps"}
 MACS = Quantity("macs", "model", "train")
@@ -17,27 +17,11 @@ MACS = Quantity("macs", "model", "train")
 
 def ratios(values, metric="macs", predicted=None, widths=(64, 128)):
     """A table of ratios over some widths and the lengths of `values`."""
-    rows = [
-        {
-            "metric": metric,
-            "variant": "fish2",
-            "baseline": "softmax8",
-            "embed_dim": width,
-            "seq_len": length,
-            "grid_heads": None,
-            "batch_size": 1,
-            "backend": "reference",
-            "scope": "model",
-            "mode": "train",
-            "ratio_measured": value,
-            "ratio_analytic": None if predicted else value,
-            "ratio_predicted": predicted,
-        }
-        for width in widths
-        for length, value in values.items()
-    ]
-    columns = {"ratio_analytic": float, "ratio_predicted": float}
-    return pd.DataFrame(rows).astype(columns)
+    columns = {"metric": metric, "variant": "fish2", "baseline": "softmax8", "mode": "train"}
+    columns |= {"grid_heads": None, "backend": "reference", "scope": "model"}
+    places = {(width, length): value for width in widths for length, value in values.items()}
+    table = ratio_rows(places, ratio_predicted=predicted, **columns)
+    return table if predicted else table.assign(ratio_analytic=table["ratio_measured"])
 
 
 def drawn(table, quantity=MACS):

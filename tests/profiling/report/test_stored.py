@@ -51,11 +51,13 @@ def test_a_report_made_of_a_report_is_the_same(made, tmp_path):
     } - {row.point_id for row in kept if row.quantity == "cost"}
 
 
-def test_results_come_before_the_report_in_the_same_folder(made):
+def test_results_come_before_the_report_in_the_same_folder(made, tmp_path):
     config, folder = made
-    files = write_report(config, folder / "results", folder / "results")
-    again = write_report(config, folder / "results", folder / "results")
-    assert files == again
+    shutil.copytree(folder / "results", tmp_path / "both")
+    (tmp_path / "both/report.json").write_text("{}")
+    write_report(config, tmp_path / "both", tmp_path / "both")
+    ratios = (tmp_path / "both/ratios.csv").read_bytes()
+    assert ratios == (folder / "report/ratios.csv").read_bytes()
 
 
 @pytest.mark.parametrize(

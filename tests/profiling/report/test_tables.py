@@ -7,21 +7,7 @@ import pytest
 
 from profiling.report.tables import crossover_table, extremes_table, published_table
 from profiling.sweep.config import Published
-
-SETTING = {"backend": "x", "dtype": "y", "device_name": "d", "mode": "eval", "scope": "attention"}
-PLACE = {"grid_heads": 8, "batch_size": 1}
-
-
-def ratio_rows(ratios, **more):
-    """Ratios {(D, N): value} of one variant, as a report has them."""
-    base = {"metric": "macs", "variant": "v", "baseline": "b", **SETTING, **PLACE}
-    base |= {"ratio_analytic": None, "ratio_predicted": None} | more
-    return pd.DataFrame(
-        [
-            {**base, "embed_dim": d, "seq_len": n, "ratio_measured": r}
-            for (d, n), r in ratios.items()
-        ]
-    )
+from tests.profiling.helpers import ratio_rows
 
 
 def trend_of(ratios):

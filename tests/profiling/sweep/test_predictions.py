@@ -74,7 +74,7 @@ def test_memory_is_linear_in_the_layers(name, mode, variants):
     points = make_plan(load_sweep(name), ROOT)
     _, *others = variant_points = {point.variant: point for point in points}.values()
     for variant in others[:1] if variants == "one" else variant_points:
-        sizes = {**variant.sizes, "num_layers": 5, "vocab_size": 50, "mlp_dim": 128}
+        sizes = {**variant.sizes, "num_layers": 4, "vocab_size": 50, "mlp_dim": 128}
         point = replace(variant, mode=mode, quantity="memory", embed_dim=64, seq_len=32)
         point = replace(point, sizes=sizes, backend="reference")
         whole = predicted_bytes(partial(make_step, point, torch.device("cpu")))

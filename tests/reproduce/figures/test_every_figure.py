@@ -15,7 +15,6 @@ from lit_probattn.reproduce.figures.registry import entry_of, figure_class
 from lit_probattn.reproduce.figures.runs import RunFigure
 from lit_probattn.reproduce.figures.sweeps import Panel as CostPanel
 from lit_probattn.reproduce.figures.sweeps import SweepFigure
-from tests.support.paths import ROOT
 
 DRAWINGS = ["fish_figure1"]
 FIGURES = [
@@ -24,11 +23,6 @@ FIGURES = [
     *(f"low_rank_figure{number}" for number in ("1", "2", "3a", "3b", "4")),
     *(f"value_aware_figure{number}" for number in range(1, 4)),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _root(monkeypatch):
-    monkeypatch.chdir(ROOT)
 
 
 def test_the_list_knows_every_figure():

@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 import yaml
 
-from lit_probattn.base.errors import ConfigError
 from lit_probattn.compare.command import make_runs
 from lit_probattn.compare.flags import Place
 from lit_probattn.compare.protocol import Options
@@ -17,7 +16,6 @@ from lit_probattn.reproduce.__main__ import main
 from lit_probattn.reproduce.figures.runs import RunFigure, StudyFigure
 from lit_probattn.reproduce.figures.tables import rows_of_tables
 from tests.compare.tiny import finished, write_tables
-from tests.support.paths import ROOT
 
 STEPS = np.arange(10, 210, 10)
 FIGURE = {
@@ -46,11 +44,6 @@ RANK_PANELS = [
     {"draw": "histogram", "study": "rank", "file": "rank.csv", "x": "rank", "where": {"layer": 1}},
     {"draw": "figures", "study": "attention_maps", "file": "attention_maps.png"},
 ]
-
-
-@pytest.fixture(autouse=True)
-def _root(monkeypatch):
-    monkeypatch.chdir(ROOT)
 
 
 def claim(**words):
@@ -195,24 +188,6 @@ def test_verdicts_of_studies(tmp_path):
     assert sample.values == (25.5, 26.0, 26.5)
     axis = made.drawn()["figure"]().axes[0]
     assert sum(len(patch.get_xy()) > 2 for patch in axis.patches) == 2  # two rows, pooled seeds
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ({"rows": ["mgk_9"], "value": "test"}, "unknown row mgk_9; rows: softmax_2, mgk_1"),
-        ({"value": "tset"}, "unknown value 'tset'; did you mean 'test'?"),
-        ({"value": "test", "is": "larger"}, "`is` must be one of higher, lower, equal, near"),
-        ({"curve": "train/loss"}, "a claim needs either value, or curve and at"),
-        ({"curve": "train/loss", "at": "end"}, "`at` must be one of throughout, best"),
-        ({"value": "test", "then": 3}, "claim: unknown key 'then'; did you mean 'than'?"),
-    ],
-)
-def test_wrong_claims_are_one_line(words, message, tmp_path):
-    with pytest.raises(ConfigError) as caught:
-        _ = figure(tmp_path, [claim(**words)]).findings
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.slow

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import pandas as pd
-import pytest
 import yaml
 
 from lit_probattn.reproduce.__main__ import main
 from tests.support.patching import draw_once
-from tests.support.paths import ROOT
 
 SWEEP = {
     "name": "tiny_figure",
@@ -23,8 +21,9 @@ SWEEP = {
 }
 
 
-def write(folder, claim):
-    says = [{"says": "It needs fewer.", "holds": [claim]}]
+def write(folder, *bounds):
+    claim = {"metric": "macs", "scope": "attention"}
+    says = [{"says": "It needs fewer.", "holds": [{**claim, "below": bound}]} for bound in bounds]
     report = {"title": "Tiny", "paper": says, "notes": ["A remark."]}
     path = folder / "tiny_figure.yaml"
     path.write_text(yaml.safe_dump({**SWEEP, "report": report}, sort_keys=False))
@@ -37,17 +36,15 @@ def write(folder, claim):
     return ["tiny_figure", "--tables", str(tables), "--runs", str(folder / "runs")]
 
 
-@pytest.mark.parametrize(("bound", "verdict"), [(1, "agrees"), (0.5, "differs")])
-def test_a_sweep_is_run_drawn_and_judged(bound, verdict, tmp_path, monkeypatch, capsys, request):
-    monkeypatch.chdir(ROOT)
+def test_a_sweep_is_run_drawn_and_judged(tmp_path, monkeypatch, capsys, request):
     draw_once(monkeypatch)
-    words = write(tmp_path, {"metric": "macs", "scope": "attention", "below": bound})
+    words = write(tmp_path, 1, 0.5)
     assert main([*words, "--dry-run"]) == 0
     assert "4 points on cpu" in capsys.readouterr().out
     assert not (tmp_path / "runs").exists()
     assert main(words) == 0
     out = tmp_path / "runs/reproduce/reports/tiny_figure"
-    assert list(pd.read_csv(out / "verdicts.csv")["verdict"]) == [verdict]
+    assert list(pd.read_csv(out / "verdicts.csv")["verdict"]) == ["agrees", "differs"]
     assert (out / "figures/figure.png").stat().st_size > 10_000
     text = (out / "report.md").read_text(encoding="utf-8")
     for part in ("Command: ", "It needs fewer.", "A remark.", "Hardware: meta tensors"):
@@ -58,9 +55,8 @@ def test_a_sweep_is_run_drawn_and_judged(bound, verdict, tmp_path, monkeypatch, 
     assert (elsewhere / "report.md").is_file()
 
 
-def test_a_sweep_without_a_sentence_is_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
-    words = write(tmp_path, {"metric": "macs", "scope": "attention", "below": 1})
+def test_a_sweep_without_a_sentence_is_refused(tmp_path, capsys):
+    words = write(tmp_path, 1)
     path = tmp_path / "tiny_figure.yaml"
     sweep = {**SWEEP, "report": {"title": "Tiny", "paper": ["It needs fewer."]}}
     path.write_text(yaml.safe_dump(sweep, sort_keys=False))
