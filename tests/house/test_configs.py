@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import lightning.pytorch as pl
 import pytest
 from jsonargparse import Namespace
 
 from lit_probattn.cli.app import RunCLI, main
-from lit_probattn.configs import class_of, compose, only_allowed_code, parameters_of, read_yaml
-from lit_probattn.training.run_folder import RunSettings
+from lit_probattn.configs import compose, only_allowed_code, read_yaml
 from tests.support.paths import CONFIGS, shipped
-from tests.support.slow import every_nth
 
 TASKS = shipped("task")
 TINY = [path for path in TASKS if path.parent.name == "tiny"]
@@ -45,30 +42,20 @@ def parsed():
     return parse
 
 
-PUBLISHED = [pytest.param(path, id=name(path)) for path in TASKS if path not in TINY]
-OVERLAYS = [pytest.param(path, id=name(path), marks=pytest.mark.slow) for path in TINY]
-
-
-# Every third of the published tasks; those of tiny/ are overlays of them, and other tests train
-# many of those.
-@pytest.mark.parametrize("task", [*every_nth(3, PUBLISHED), *OVERLAYS])
+# The published tasks; those of tiny/ are overlays of them, and other tests train many of those.
+@pytest.mark.parametrize(
+    "task",
+    [
+        pytest.param(path, id=name(path), marks=[pytest.mark.slow] * (path in TINY))
+        for path in TASKS
+    ],
+)
 def test_task_file_parses(task, parsed):
     config = parsed(task, CONFIGS / "attention" / "softmax.yaml")
     assert config["model"]["init_args"]["attention"]["init_args"]["num_heads"] == 8
-    assert config["trainer"]["max_steps"] == read_yaml(task)["trainer"]["max_steps"]
-
-
-@pytest.mark.parametrize("task", TASKS, ids=name)
-def test_keys_of_a_task_file_are_arguments_of_its_classes(task):
-    """The parser, which takes a hundred times as long, also compares the types of their values."""
     written = read_yaml(task)
     assert "attention" not in written["model"].get("init_args", {}), "the task names no attention"
-    assert written["trainer"]["max_steps"] > 0
-    for part in ("model", "data"):
-        known = parameters_of(class_of(written[part]["class_path"]))
-        assert written[part].get("init_args", {}).keys() <= known.keys()
-    assert written["trainer"].keys() <= parameters_of(pl.Trainer).keys()
-    assert written.get("run", {}).keys() <= parameters_of(RunSettings).keys()
+    assert config["trainer"]["max_steps"] == written["trainer"]["max_steps"] > 0
 
 
 @pytest.mark.parametrize("trainer", TRAINERS, ids=name)
