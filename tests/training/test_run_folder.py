@@ -15,6 +15,7 @@ from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.locks import claim, hold, release
 from lit_probattn.cli.app import main
 from lit_probattn.tasks import SequenceClassifier
+from lit_probattn.training.preemption import job_name
 from lit_probattn.training.run_folder import LOCK, RunPlan, RunSettings, plan_fit
 from lit_probattn.training.run_record import read_starts, remove_leftovers, write_record
 from tests.datamodules.images.made import picture
@@ -247,6 +248,20 @@ def test_auto_does_not_begin_again_where_any_start_has_saved(tmp_path):
     starts = [{"started": f"2026-01-0{n}", "backends": {}, "saved": n == 1} for n in (1, 2)]
     (folder / "versions.json").write_text(json.dumps({"starts": starts}))
     assert plan(tmp_path, config(), "auto").folder.name == "1"
+
+
+def test_a_restarted_job_without_a_checkpoint_begins_in_its_own_folder(tmp_path, monkeypatch):
+    """An older run of the same configuration, by another job, is left alone."""
+    older = version(tmp_path, 0, config(), job="torchrun job-6")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job-7")
+    record = {"config_text": yaml.safe_dump(config()), "seed": 0, "arguments": ["fit"]}
+    mine = tmp_path / "name/1"
+    mine.mkdir()
+    write_record(mine, **record, checkpoint=None, job=job_name())
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    found = plan(tmp_path, config(), None)
+    assert (found.folder, found.checkpoint) == (mine, None)
+    assert list((older / "checkpoints").iterdir())
 
 
 @pytest.mark.parametrize("restarted", [False, True])
