@@ -101,7 +101,7 @@ def advice(module) -> str:
     """The line about a training that runs out of memory."""
     run = trainer(1, val_check_interval=1, callbacks=[MemoryAdvice()])
     with pytest.raises(MemoryError) as told:
-        run.fit(module, data(min_length=LENGTH))
+        run.fit(module, data(min_length=LENGTH, eval_batch_size=5))
     return out_of_memory_line(told.value)
 
 
@@ -113,7 +113,7 @@ def test_in_validation_the_batch_of_validation_is_named():
     module = task()
     module.validation_step = fails
     line = advice(module)
-    assert "in validation: a micro-batch of 8 samples of size 23;" in line
+    assert "in validation: a micro-batch of 5 samples of size 23;" in line
     assert "--data.init_args.eval_batch_size, with the same results" in line
 
 
