@@ -27,6 +27,7 @@ from lit_probattn.training.checkpoints import (
     save_checkpoint,
     step_of,
 )
+from lit_probattn.training.run_record import read_starts
 from tests.support.runs import (
     error_of,
     fingerprint,
@@ -273,6 +274,8 @@ def test_two_steps_and_the_best_are_kept(uninterrupted):
     best, *steps = sorted(p.name for p in (uninterrupted / "checkpoints").iterdir())
     assert best.startswith("best-")
     assert steps == ["step-00000004.ckpt", "step-00000006.ckpt"]
+    (start,) = read_starts(uninterrupted)
+    assert start["saved"] is True
 
 
 def test_checkpoint_needs_no_code_to_load(newest):

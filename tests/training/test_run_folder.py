@@ -267,6 +267,7 @@ def test_a_restarted_job_without_a_checkpoint_begins_in_its_own_folder(tmp_path,
     mine = tmp_path / "name/1"
     mine.mkdir()
     write_record(mine, **record, checkpoint=None, job=job_name())
+    assert read_starts(mine)[0]["saved"] is False
     version(tmp_path, 2, config(), job="torchrun job-8", started="2099-01-01")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     found = plan(tmp_path, config(), None)
