@@ -54,10 +54,11 @@ def test_a_module_in_the_working_folder_is_not_imported(folder, door):
         ("--data", "strange.X"),
         pytest.param(("--model", "strange.X"), marks=pytest.mark.slow),  # as --data
         ("--model.init_args.attention", "strange.X"),
-        ("--trainer.callbacks", "strange.X"),
+        # as in a file, below
+        pytest.param(("--trainer.callbacks", "strange.X"), marks=pytest.mark.slow),
         pytest.param(("--trainer.logger", "strange.X"), marks=pytest.mark.slow),
         pytest.param(("--trainer.strategy", "{class_path: strange.X}"), marks=pytest.mark.slow),
-        ("--trainer.plugins+=strange.X",),
+        pytest.param(("--trainer.plugins+=strange.X",), marks=pytest.mark.slow),
         ("--config", "own.yaml"),
     ],
     ids=" ".join,

@@ -20,8 +20,10 @@ from tests.support.runs import (
     run,
     write_attention,
 )
+from tests.support.slow import mostly_slow
 
-QUICK = ("--trainer.max_steps", "2")
+# Validations after steps 2 and 4.
+SHORT = ("--trainer.max_steps", "4", "--trainer.val_check_interval", "2")
 
 
 def printed_config(command, capsys):
@@ -67,24 +69,13 @@ def test_task_files_hold_the_recipe(name, tmp_path, capsys):
     assert trainer["gradient_clip_val"] is None
 
 
-def test_tiny_listops_trains(tmp_path, monkeypatch):
-    monkeypatch.setenv("LIT_PROBATTN_CACHE", str(tmp_path / "cache"))
-    task = str(ROOT / "configs/tasks/tiny/lra_listops.yaml")
-    cpu = str(ROOT / "configs/trainer/cpu_debug.yaml")
-    files = ["--config", task, "--config", write_attention(tmp_path), "--config", cpu]
-    run(["fit", *files, "--run.root", str(tmp_path / "runs"), *QUICK])
-    version = only_version(tmp_path)
-    assert version.parent.name == "lra_listops_tiny-variant"
-    assert [row["step"] for row in metrics(version)] == ["1", "2"]
-
-
 # ---- run folders ----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
-    run(arguments("fit", folder))
+    run(arguments("fit", folder, *SHORT))
     return folder
 
 
@@ -102,7 +93,7 @@ def test_run_folder_holds_what_is_needed_to_repeat_it(trained):
     assert list(version.glob("events.out.tfevents.*"))
     rows = metrics(version)
     assert {"step", "train/loss", "val/loss", "val/accuracy", "lr", "beta1"} <= rows[0].keys()
-    assert [row["step"] for row in rows if row["val/accuracy"]] == ["8", "16"]
+    assert [row["step"] for row in rows if row["val/accuracy"]] == ["2", "4"]
 
 
 def test_the_stored_configuration_repeats_the_run(trained, tmp_path):
@@ -117,40 +108,27 @@ def test_the_stored_configuration_repeats_the_run(trained, tmp_path):
     assert config_differences(before, after) == []
 
 
-def test_versions_increase_and_differing_configurations_are_kept_apart(tmp_path, capsys):
-    for _ in range(2):
-        run(arguments("fit", tmp_path, *QUICK))
-    base = tmp_path / "runs/lra_text_tiny-variant"
-    assert sorted(p.name for p in base.iterdir()) == ["0", "1"]
-    old = (base / "1/config.yaml").read_text(encoding="utf-8")
-    more = ("--ckpt_path", "last", "--model.init_args.lr", "0.5", "--trainer.max_steps", "4")
-    run(arguments("fit", tmp_path, *more))
-    assert "differs" in (text := capsys.readouterr().out)
-    assert "model.init_args.lr" in text
-    assert sorted(p.name for p in base.iterdir()) == ["0", "1", "2"]
-    assert (base / "1/config.yaml").read_text(encoding="utf-8") == old
-    assert list_checkpoints(base / "2/checkpoints", "step")[0].name == "step-00000004.ckpt"
-
-
-def test_continuing_adds_a_start_to_the_same_folder(tmp_path, capsys):
-    """Unless nothing is left to train."""
-    run(arguments("fit", tmp_path, *QUICK))
-    run(arguments("fit", tmp_path, *QUICK, "--ckpt_path", "last"))
+def test_a_run_goes_on_in_its_folder_and_another_configuration_in_the_next(tmp_path, capsys):
+    """Which folder is taken: tests/training/test_run_folder.py."""
+    named = ("--run.name", "mine", "--trainer.max_steps", "2")
+    run(arguments("fit", tmp_path, *named))
+    run(arguments("fit", tmp_path, *named, "--ckpt_path", "last"))
     assert "nothing to train" in capsys.readouterr().out
-    run(arguments("fit", tmp_path, "--ckpt_path", "auto", "--trainer.max_steps", "4"))
+    run(arguments("fit", tmp_path, *named, "--ckpt_path", "auto", "--trainer.max_steps", "4"))
     version = only_version(tmp_path)
+    assert version == tmp_path / "runs/mine/0"
     first, second = json.loads((version / "versions.json").read_text(encoding="utf-8"))["starts"]
     assert first["checkpoint"] is None
     assert second["checkpoint"].endswith("step-00000002.ckpt")
-
-
-def test_an_existing_version_is_not_overwritten(tmp_path, capsys):
-    named = ("--run.name", "mine", "--run.version", "a")
-    run(arguments("fit", tmp_path, *QUICK, *named))
-    assert (tmp_path / "runs/mine/a/config.yaml").is_file()
-    assert "a exists: resume it" in error_of(arguments("fit", tmp_path, *named), capsys)
-    more = (*named, "--ckpt_path", "last", "--model.init_args.lr", "0.5")
-    assert "another configuration" in error_of(arguments("fit", tmp_path, *more), capsys)
+    old = (version / "config.yaml").read_text(encoding="utf-8")
+    more = ("--ckpt_path", "last", "--model.init_args.lr", "0.5", "--trainer.max_steps", "5")
+    run(arguments("fit", tmp_path, *named, *more))
+    assert "differs" in (text := capsys.readouterr().out)
+    assert "model.init_args.lr" in text
+    assert sorted(p.name for p in version.parent.iterdir()) == ["0", "1"]
+    assert (version / "config.yaml").read_text(encoding="utf-8") == old
+    saved = list_checkpoints(tmp_path / "runs/mine/1/checkpoints", "step")
+    assert saved[0].name == "step-00000005.ckpt"
 
 
 def test_schedule_as_long_as_the_run_makes_max_steps_part_of_the_configuration():
@@ -165,53 +143,43 @@ def test_schedule_as_long_as_the_run_makes_max_steps_part_of_the_configuration()
 # ---- validate, test, predict ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["validate", "test", "predict"])
+@pytest.mark.parametrize("command", mostly_slow(["validate", "test", "predict"], ["predict"]))
 def test_evaluation_needs_weights(command, trained, capsys):
     assert "--ckpt_path best" in error_of(arguments(command, trained), capsys)
-
-
-def test_test_writes_results_of_the_best_checkpoint(trained, capsys):
-    run(arguments("test", trained, "--ckpt_path", "best"))
-    (best,) = list_checkpoints(only_version(trained) / "checkpoints", "best")
-    report = json.loads(
-        (only_version(trained) / f"test-{best.stem}.json").read_text(encoding="utf-8")
-    )
-    assert report["checkpoint"].endswith(best.name)
-    assert report["selected_on_test"] is False
-    assert 0 <= report["test/accuracy"] <= 1
-    only_version(trained)  # evaluation makes no run folder
 
 
 def test_validation_repeats_the_value_logged_in_training(trained):
     config = str(only_version(trained) / "config.yaml")
     run(["validate", "--config", config, "--ckpt_path", "last"])
     report = json.loads(
-        (only_version(trained) / "validate-step-00000016.json").read_text(encoding="utf-8")
+        (only_version(trained) / "validate-step-00000004.json").read_text(encoding="utf-8")
     )
-    (row,) = [row for row in metrics(only_version(trained)) if row["step"] == "16"]
+    (row,) = [row for row in metrics(only_version(trained)) if row["step"] == "4"]
     assert report["val/loss"] == pytest.approx(float(row["val/loss"]), rel=1e-6)
     assert report["val/accuracy"] == pytest.approx(float(row["val/accuracy"]), rel=1e-6)
 
 
-def test_predict_writes_one_row_per_sample(trained, capsys):
-    run(arguments("predict", trained, "--ckpt_path", "last"))
-    table = pd.read_parquet(only_version(trained) / "predictions-step-00000016.parquet")
+def test_test_writes_results_of_the_best_checkpoint(trained, capsys):
+    """They are those of the predictions of that checkpoint."""
+    for command in ("predict", "test"):
+        run(arguments(command, trained, *SHORT, "--ckpt_path", "best"))
+    version = only_version(trained)  # evaluation makes no run folder
+    (best,) = list_checkpoints(version / "checkpoints", "best")
+    report = json.loads((version / f"test-{best.stem}.json").read_text(encoding="utf-8"))
+    assert report["checkpoint"].endswith(best.name)
+    assert report["selected_on_test"] is False
+    table = pd.read_parquet(version / f"predictions-{best.stem}.parquet")
     names = ["sample_id", "target", "prediction", "probability_0", "probability_1"]
     assert list(table.columns) == names
     assert table["sample_id"].tolist() == list(range(21))
     probabilities = table[["probability_0", "probability_1"]].to_numpy()
     assert (probabilities.argmax(1) == table["prediction"]).all()
-    capsys.readouterr()
-    run(arguments("test", trained, "--ckpt_path", "last"))
-    text = capsys.readouterr().out
-    report = json.loads(
-        (only_version(trained) / "test-step-00000016.json").read_text(encoding="utf-8")
-    )
     accuracy = (table["prediction"] == table["target"]).mean()
     share = table["target"].value_counts(normalize=True).max()
     assert report["most_frequent_label"] == pytest.approx(share)
     least = share + 1.96 * (share * (1 - share) / 21) ** 0.5
     assert report["above_chance"] is bool(accuracy > least)
+    text = capsys.readouterr().out
     shown = "is not above chance: always predicting the most frequent label gives" in text
     assert shown is not report["above_chance"]
     assert report["test/accuracy"] == pytest.approx(accuracy)
@@ -225,14 +193,6 @@ def test_weights_of_another_model_are_refused(trained, capsys):
         "with other shapes (first model.embedding.tokens.weight: [257, 16], expected [257, 8]"
         in line
     )
-
-
-def test_damaged_checkpoint_is_one_line(trained, tmp_path, capsys):
-    source = list_checkpoints(only_version(trained) / "checkpoints", "step")[0]
-    (tmp_path / "cut.ckpt").write_bytes(source.read_bytes()[:5000])
-    more = ("--ckpt_path", str(tmp_path / "cut.ckpt"))
-    line = error_of(arguments("test", trained, *more), capsys)
-    assert "cut.ckpt is corrupt" in line
 
 
 def test_only_the_parser_of_the_given_command_is_built(capsys):

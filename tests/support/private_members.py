@@ -35,9 +35,13 @@ def nodes_of(source: str) -> list[ast.AST]:
         node = stack.pop()
         if isinstance(node, _KINDS):
             found.append(node)
+        if isinstance(node, ast.Name | ast.Constant | ast.expr_context):
+            continue  # nothing is below them
         for value in vars(node).values():
-            below = value if isinstance(value, list) else [value]
-            stack += [item for item in below if isinstance(item, ast.AST)]
+            if isinstance(value, ast.AST):
+                stack.append(value)
+            elif isinstance(value, list):
+                stack += [item for item in value if isinstance(item, ast.AST)]
     return found
 
 

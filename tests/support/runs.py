@@ -16,9 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from lit_probattn.cli.app import main
+from lit_probattn.tasks import SequenceClassifier
 from lit_probattn.training.checkpoints import list_checkpoints, load_checkpoint, step_of
 from tests.support.paths import ROOT
 
@@ -53,6 +55,54 @@ def arguments(command: str, folder: Path, *more: str, attention: str | None = No
     if "--trainer.devices" not in more:
         place += ["--trainer.devices", "1"]
     return [command, *files, *place, "--trainer.enable_progress_bar", "false", *more]
+
+
+def stateful(command: str, folder: Path, *more: str) -> list[str]:
+    """Command line of a run of six steps whose every part has state.
+
+    Dropout in and outside attention, M-step priors, warm-up and beta1 cycling, two micro-batches
+    per step, validations after steps 4 and 6, checkpoints after steps 2, 4 and 6.
+    """
+    attention = write_attention(folder, "MGKAttention", dropout=0.2, e_step="soft")
+    short = ("--trainer.max_steps", "6", "--trainer.val_check_interval", "8")
+    often = ("--trainer.log_every_n_steps", "1", "--run.checkpoint_every", "2")
+    two = ("--trainer.accumulate_grad_batches", "2")
+    return arguments(command, folder, *short, *often, *two, *more, attention=attention)
+
+
+def at_micro_batch(
+    patch: pytest.MonkeyPatch,
+    number: int,
+    act: Callable[[SequenceClassifier], object],
+    *,
+    hook: str = "training_step",
+    step: int | None = None,
+    rank: int = 0,
+) -> None:
+    """Let a classifier call `act` before one micro-batch.
+
+    Args:
+        number: of the micro-batch, from 0.
+        act: receives the task.
+        hook: method of the task that processes the micro-batch.
+        step: only after so many optimiser steps. None means at any step.
+        rank: only in this process.
+    """
+    original = getattr(SequenceClassifier, hook)
+
+    def wrapped(self, batch, batch_idx):
+        if (batch_idx, self.global_rank) == (number, rank) and (
+            step is None or self.trainer.global_step == step
+        ):
+            act(self)
+        return original(self, batch, batch_idx)
+
+    patch.setattr(SequenceClassifier, hook, wrapped)
+
+
+def send(number: int) -> Callable[[object], None]:
+    """Return an action of `at_micro_batch` that sends a signal to its own process."""
+    return lambda _: os.kill(os.getpid(), number)
 
 
 def in_child(work: Callable[[], int], timeout: float = 120.0) -> int | None:
@@ -111,7 +161,7 @@ def _join(processes: list[Any], timeout: float) -> list[int | None]:
     return [process.exitcode for process in processes]
 
 
-def kill_me() -> None:
+def kill_me(*_: object) -> None:
     """End this process as the kernel would end it: nothing is flushed, nothing cleaned up."""
     os.kill(os.getpid(), signal.SIGKILL)
 

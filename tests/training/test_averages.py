@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.training.checkpoints import (
     CheckpointError,
     average_newest,
@@ -16,7 +17,8 @@ from lit_probattn.training.checkpoints import (
     load_checkpoint,
     save_checkpoint,
 )
-from tests.support.runs import arguments, error_of, only_version, run
+from lit_probattn.training.run_folder import RunSettings, plan_fit, read_own_config
+from tests.support.runs import rewound, run, stateful
 
 
 def saved(folder, step, **more):
@@ -59,14 +61,11 @@ def test_too_few_checkpoints_and_other_models_are_refused(tmp_path):
         average_newest(tmp_path, 2)
 
 
-def test_an_average_is_scored_and_not_trained_on(tmp_path, capsys):
-    short = ("--trainer.max_steps", "4", "--run.checkpoint_every", "2")
-    run(arguments("fit", tmp_path, *short))
-    run(arguments("test", tmp_path, *short, "--ckpt_path", "average-2"))
-    version = only_version(tmp_path)
-    report = json.loads((version / "test-average-2-00000004.json").read_text(encoding="utf-8"))
+def test_an_average_is_scored_and_not_trained_on(uninterrupted, tmp_path):
+    version = rewound(uninterrupted, 6, tmp_path)
+    run(stateful("test", tmp_path, "--ckpt_path", "average-2"))
+    report = json.loads((version / "test-average-2-00000006.json").read_text(encoding="utf-8"))
     assert report["num_samples"] == 21
-    told = error_of(arguments("fit", tmp_path, *short, "--ckpt_path", "average-2"), capsys)
-    assert "an average has no optimiser state" in told
-    told = error_of(arguments("test", tmp_path, *short, "--ckpt_path", "average-9"), capsys)
-    assert "average-9 requires 9 step checkpoints" in told
+    settings = RunSettings(root=str(tmp_path / "runs"))
+    with pytest.raises(ConfigError, match="an average has no optimiser state"):
+        plan_fit(settings, version.parent.name, read_own_config(version), "average-2")

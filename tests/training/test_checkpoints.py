@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lit_probattn.cli.app import main
 from lit_probattn.convert.__main__ import main as convert
 from lit_probattn.tasks import SequenceClassifier
 from lit_probattn.training import checkpoints
@@ -28,7 +27,16 @@ from lit_probattn.training.checkpoints import (
     save_checkpoint,
     step_of,
 )
-from tests.support.runs import arguments, error_of, in_child, newest_state, only_version, run
+from lit_probattn.training.run_record import read_starts
+from tests.support.runs import (
+    error_of,
+    fingerprint,
+    in_child,
+    only_version,
+    rewound,
+    run,
+    stateful,
+)
 from tests.support.slow import mostly_slow
 
 
@@ -157,7 +165,7 @@ def test_code_is_named_and_nobody_is_advised_to_run_it(tmp_path, value, name):
 
 
 @pytest.mark.parametrize("key", ["_instantiator", "_class_path"])
-def test_a_crafted_checkpoint_runs_no_code(trained, tmp_path, monkeypatch, key):
+def test_a_crafted_checkpoint_runs_no_code(newest, tmp_path, monkeypatch, key):
     """Hyperparameters that name code: releases of Lightning before 2.6.6 import and call it."""
     mark = tmp_path / "mark"
     body = (
@@ -165,8 +173,7 @@ def test_a_crafted_checkpoint_runs_no_code(trained, tmp_path, monkeypatch, key):
     )
     (tmp_path / "crafted_code.py").write_text(body)
     monkeypatch.syspath_prepend(str(tmp_path))
-    path = list_checkpoints(only_version(trained) / "checkpoints", "step")[0]
-    loaded = load_checkpoint(path)
+    loaded = load_checkpoint(newest)
     crafted = {"_instantiator": "crafted_code.run"}
     if key == "_class_path":
         crafted = {
@@ -181,20 +188,18 @@ def test_a_crafted_checkpoint_runs_no_code(trained, tmp_path, monkeypatch, key):
     assert "crafted_code" not in sys.modules
 
 
-@pytest.mark.parametrize(
-    "command", mostly_slow(["fit", "test", "validate", "predict"], ["fit", "predict"])
-)
-def test_weights_that_are_nan_are_refused(trained, tmp_path, capsys, command):
-    source = list_checkpoints(only_version(trained) / "checkpoints", "step")[0]
-    broken = load_checkpoint(source)
+@pytest.mark.parametrize("command", mostly_slow(["fit", "test", "validate", "predict"], ["fit"]))
+def test_weights_that_are_nan_are_refused(trained, newest, tmp_path, capsys, command):
+    broken = load_checkpoint(newest)
     name = next(n for n in broken["state_dict"] if n.endswith("out_proj.weight"))
     broken["state_dict"][name][1, 0] = torch.nan
     save_checkpoint(broken, tmp_path / "broken.ckpt")
     before = sorted(trained.rglob("*"))
     more = ("--ckpt_path", str(tmp_path / "broken.ckpt"))
-    line = error_of(arguments(command, trained, *more), capsys)
+    line = error_of(stateful(command, tmp_path, *more), capsys)
     assert f"broken.ckpt: {name} contains NaN" in line
     assert sorted(trained.rglob("*")) == before
+    assert only_version(tmp_path) == trained
 
 
 @pytest.mark.parametrize(
@@ -253,77 +258,67 @@ def test_folder_that_cannot_be_made_is_an_error(tmp_path):
         save_checkpoint(content(), tmp_path / "file" / "step-00000001.ckpt")
 
 
-def test_failed_save_stops_training(tmp_path, monkeypatch, capsys):
-    def full(value, file):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(checkpoints.torch, "save", full)
-    assert main(arguments("fit", tmp_path)) == 2
-    assert "cannot write checkpoint" in capsys.readouterr().err
+@pytest.fixture
+def trained(uninterrupted, tmp_path):
+    """A run folder of six steps that a test may change."""
+    return rewound(uninterrupted, 6, tmp_path)
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("trained")
-    run(arguments("fit", folder))
-    return folder
+@pytest.fixture
+def newest(uninterrupted):
+    """The newest checkpoint of a run."""
+    return list_checkpoints(uninterrupted / "checkpoints", "step")[0]
 
 
-def test_two_steps_and_the_best_are_kept(trained):
-    names = sorted(p.name for p in (only_version(trained) / "checkpoints").iterdir())
-    assert [n for n in names if n.startswith("step")] == [
-        "step-00000012.ckpt",
-        "step-00000016.ckpt",
-    ]
-    assert len([n for n in names if n.startswith("best")]) == 1
-    assert len(names) == 3
+def test_two_steps_and_the_best_are_kept(uninterrupted):
+    best, *steps = sorted(p.name for p in (uninterrupted / "checkpoints").iterdir())
+    assert best.startswith("best-")
+    assert steps == ["step-00000004.ckpt", "step-00000006.ckpt"]
+    (start,) = read_starts(uninterrupted)
+    assert start["saved"] is True
 
 
-def test_checkpoint_needs_no_code_to_load(trained):
+def test_checkpoint_needs_no_code_to_load(newest):
     """In a process in which importing this package or Lightning fails."""
-    path = list_checkpoints(only_version(trained) / "checkpoints", "step")[0]
 
     def load() -> int:
         for name in list(sys.modules):
             if name.partition(".")[0] in ("lit_probattn", "lightning", "datamodules"):
                 sys.modules[name] = None
-        found = torch.load(path, weights_only=True)["hyper_parameters"]["attention"]["class_path"]
-        return 0 if found == "lit_probattn.attention.SoftmaxAttention" else 1
+        found = torch.load(newest, weights_only=True)["hyper_parameters"]["attention"]["class_path"]
+        return 0 if found == "lit_probattn.attention.MGKAttention" else 1
 
     assert in_child(load) == 0
 
 
-def test_load_from_checkpoint_builds_the_same_model(trained):
-    path = list_checkpoints(only_version(trained) / "checkpoints", "step")[0]
-    model = SequenceClassifier.load_from_checkpoint(path, weights_only=True)
-    saved = load_checkpoint(path)["state_dict"]
+def test_load_from_checkpoint_builds_the_same_model(newest):
+    model = SequenceClassifier.load_from_checkpoint(newest, weights_only=True)
+    saved = load_checkpoint(newest)["state_dict"]
     assert saved.keys() == model.state_dict().keys()
     assert all(torch.equal(saved[name], tensor) for name, tensor in model.state_dict().items())
 
 
-def test_export_to_safetensors(trained, tmp_path):
-    path = list_checkpoints(only_version(trained) / "checkpoints", "step")[0]
-    count = export_safetensors(path, tmp_path / "w.safetensors")
+def test_export_to_safetensors(newest, tmp_path):
+    count = export_safetensors(newest, tmp_path / "w.safetensors")
     weights = load_file(tmp_path / "w.safetensors")
-    saved = load_checkpoint(path)["state_dict"]
+    saved = load_checkpoint(newest)["state_dict"]
     assert count == len(weights) == len([k for k in saved if k.startswith("model.")])
     assert all(torch.equal(saved[f"model.{name}"], tensor) for name, tensor in weights.items())
 
 
-def test_export_replaces_nothing(trained, tmp_path, capsys):
-    path = list_checkpoints(only_version(trained) / "checkpoints", "step")[0]
-    before = path.read_bytes()
+def test_export_replaces_nothing(newest, tmp_path, capsys):
+    before = newest.read_bytes()
     note = tmp_path / "note.txt"
     note.write_text("mine")
     folder = tmp_path / "taken"
     folder.mkdir()
-    for output in (path, note, folder):
-        assert export([str(path), str(output)]) == 2
+    for output in (newest, note, folder):
+        assert export([str(newest), str(output)]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert line == f"error: {output} exists: choose another name, or remove it"
-    assert path.read_bytes() == before
+    assert newest.read_bytes() == before
     assert note.read_text(encoding="utf-8") == "mine"
-    assert export([str(path), str(note / "w.safetensors")]) == 2
+    assert export([str(newest), str(note / "w.safetensors")]) == 2
     assert f"error: cannot write {note / 'w.safetensors'}: " in capsys.readouterr().err
     assert sorted(p.name for p in tmp_path.iterdir()) == ["note.txt", "taken"]
 
@@ -363,11 +358,9 @@ def test_a_folder_in_the_place_of_a_checkpoint(tmp_path):
         save_checkpoint(content(8), taken)
 
 
-def test_resume_falls_back_to_the_previous_checkpoint(trained, tmp_path):
-    before = newest_state(only_version(trained))["state_dict"]
-    newest = list_checkpoints(only_version(trained) / "checkpoints", "step")[0]
+def test_resume_falls_back_to_the_previous_checkpoint(trained, uninterrupted, tmp_path):
+    newest = trained / "checkpoints/step-00000006.ckpt"
     newest.write_bytes(newest.read_bytes()[:-100])
-    with pytest.warns(UserWarning, match="step-00000016.ckpt is corrupt"):
-        run(arguments("fit", trained, "--ckpt_path", "last"))
-    after = newest_state(only_version(trained))["state_dict"]
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    with pytest.warns(UserWarning, match=r"step-00000006.ckpt is corrupt"):
+        run(stateful("fit", tmp_path, "--ckpt_path", "last"))
+    assert fingerprint(trained) == fingerprint(uninterrupted)

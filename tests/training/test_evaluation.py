@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,29 +16,18 @@ from lit_probattn.base.errors import ConfigError
 from lit_probattn.configs import read_yaml
 from lit_probattn.training.callbacks import PredictionWriter, predictions_frame
 from lit_probattn.training.evaluation import SampleCount, differences, limit_of
-from tests.support.runs import (
-    arguments,
-    error_of,
-    only_version,
-    rewound,
-    run,
-    write_attention,
-)
+from tests.support.runs import error_of, only_version, rewound, run, stateful
 from tests.support.slow import mostly_slow
 
-# Validated after the second of two steps.
-SHORT = ("--trainer.max_steps", "2", "--trainer.val_check_interval", "2")
-
-
-def command(name, folder, *more, attention=None):
-    return arguments(name, folder, *SHORT, *more, attention=attention)
+OWN = "test-step-00000006.json"
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(uninterrupted, tmp_path_factory):
+    """A folder with a run, and the result of its test."""
     folder = tmp_path_factory.mktemp("trained")
-    run(command("fit", folder))
-    run(command("test", folder, "--ckpt_path", "last"))
+    rewound(uninterrupted, 6, folder)
+    run(stateful("test", folder, "--ckpt_path", "last"))
     return folder
 
 
@@ -78,89 +69,78 @@ def results(trained) -> dict[str, dict]:
 
 
 def test_a_result_says_what_it_is_about(trained):
-    own = results(trained)["test-step-00000002.json"]
+    own = results(trained)[OWN]
     assert own["num_samples"] == 21
     assert own["limit_batches"] is None
-    assert own["attention"] == "lit_probattn.attention.SoftmaxAttention"
+    assert own["attention"] == "lit_probattn.attention.MGKAttention"
     assert own["differs_from_run"] == {}
+    assert own["test_during_training"] is None
 
 
 @pytest.mark.parametrize(
     ("more", "differs", "limit", "count"),
     [
         (("--data.init_args.min_length", "40"), {"data.init_args.min_length": 40}, None, 21),
-        (("--trainer.limit_test_batches", "1"), {}, 1, 8),
-        (("--trainer.fast_dev_run", "true"), {}, 1, 8),
+        pytest.param(("--trainer.limit_test_batches", "1"), {}, 1, 4, marks=pytest.mark.slow),
+        (("--trainer.fast_dev_run", "true"), {}, 1, 4),
     ],
     ids=["other-data", "limit", "fast-dev-run"],
 )
 def test_other_numbers_do_not_replace_the_runs_own(trained, capsys, more, differs, limit, count):
     before = results(trained)
-    run(command("test", trained, "--ckpt_path", "last", *more))
+    run(stateful("test", trained, "--ckpt_path", "last", *more))
     told = capsys.readouterr().out
     after = results(trained)
     path = next(line for line in told.splitlines() if line.startswith("results: ")).split("/")[-1]
-    assert path != "test-step-00000002.json"
-    assert after["test-step-00000002.json"] == before["test-step-00000002.json"]
+    assert path != OWN
+    assert after[OWN] == before[OWN]
     assert (after[path]["differs_from_run"], after[path]["limit_batches"]) == (differs, limit)
     assert after[path]["num_samples"] == count
     for key in differs:
         assert f"the configuration differs from {only_version(trained)} in {key}: results" in told
 
 
-def test_what_decides_no_score_gives_the_runs_own_file(trained, capsys):
-    quiet = ("--model.init_args.lr", "0.5", "--data.init_args.eval_batch_size", "3")
-    backend = ("--model.init_args.attention.init_args.backend", "reference")
-    run(command("test", trained, "--ckpt_path", "last", *quiet, *backend))
-    assert "test-step-00000002.json" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("name", mostly_slow(["test", "validate", "predict"], ["test"]))
 def test_another_attention_is_refused(trained, tmp_path, capsys, name):
-    attention = write_attention(tmp_path, score="gaussian")
-    more = ("--ckpt_path", "best")
-    line = error_of(command(name, trained, *more, attention=attention), capsys)
-    assert "different: model.init_args.attention.init_args.score): pass --config " in line
+    other = "--model.init_args.attention.init_args.num_components=3"
+    line = error_of(stateful(name, trained, "--ckpt_path", "best", other), capsys)
+    assert "different: model.init_args.attention.init_args.num_components): pass --" in line
     assert line.endswith(str(only_version(trained) / "config.yaml"))
 
 
 def test_an_edited_configuration_does_not_replace_the_runs_result(trained, tmp_path, capsys):
-    folder = rewound(only_version(trained), 2, tmp_path)
+    folder = rewound(only_version(trained), 6, tmp_path)
     own = folder / "config.yaml"
     words = ["test", "--config", str(own), "--run.root", str(tmp_path / "runs")]
-    words += ["--ckpt_path", "last"]
-    before, text = (
-        (folder / "test-step-00000002.json").read_text(encoding="utf-8"),
-        own.read_text(encoding="utf-8"),
-    )
-    own.write_text(text.replace("score: dot", "score: gaussian"))
-    assert own.read_text(encoding="utf-8") != text
-    line = error_of(words, capsys)
-    assert "different: model.init_args.attention.init_args.score" in line
-    assert f"{own} was edited since; restore it" in line
+    before, text = ((folder / name).read_text(encoding="utf-8") for name in (OWN, "config.yaml"))
+    edited = text.replace("e_step: soft", "e_step: hard")
+    assert edited != text
+    own.write_text(edited)
+    checkpoint = folder / "checkpoints/step-00000006.ckpt"
+    with pytest.raises(ConfigError, match=r"attention\.init_args\.e_step.* was edited since; rest"):
+        differences(checkpoint, read_yaml(own), dict)
     own.write_text(text.replace("seed_everything: ", "seed_everything: 1"))
-    run(words)
+    run([*words, "--ckpt_path", "last"])
     assert "differs from" in capsys.readouterr().out
-    assert (folder / "test-step-00000002.json").read_text(encoding="utf-8") == before
+    assert (folder / OWN).read_text(encoding="utf-8") == before
 
 
-def test_a_limit_that_leaves_nothing_is_refused(trained, capsys):
-    more = ("--ckpt_path", "best", "--trainer.limit_val_batches", "0")
-    line = error_of(command("validate", trained, *more), capsys)
-    assert "trainer.limit_val_batches must be positive, received 0" in line
-    for name, key in (("test", "test"), ("validate", "val"), ("predict", "predict")):
-        limits = {f"limit_{other}_batches": 1.0 for other in ("test", "val", "predict")}
-        assert limit_of(SimpleNamespace(**limits, fast_dev_run=0), name) is None
-        limits[f"limit_{key}_batches"] = 0
-        with pytest.raises(ConfigError, match=f"limit_{key}_batches must be positive, received 0"):
-            limit_of(SimpleNamespace(**limits, fast_dev_run=0), name)
+@pytest.mark.parametrize("name", ["test", "validate", "predict"])
+def test_a_limit_that_leaves_nothing_is_refused(name):
+    key = f"limit_{name.replace('validate', 'val')}_batches"
+    limits = {f"limit_{other}_batches": 1.0 for other in ("test", "val", "predict")}
+    assert limit_of(SimpleNamespace(**limits), name) is None
+    with pytest.raises(ConfigError, match=f"{key} must be positive, received 0"):
+        limit_of(SimpleNamespace(**{**limits, key: 0}), name)
 
 
 def test_predictions_of_a_part_have_a_name_of_their_own(trained):
-    for more in ((), ("--trainer.limit_predict_batches", "1")):
-        run(command("predict", trained, "--ckpt_path", "last", *more))
-    paths = sorted(only_version(trained).glob("predictions-*"), key=lambda path: len(path.name))
-    assert [len(pd.read_parquet(path)) for path in paths] == [21, 8]
+    """Those of a whole split: tests/cli/test_app.py."""
+    part = ("--trainer.limit_predict_batches", "1")
+    run(stateful("predict", trained, "--ckpt_path", "last", *part))
+    (path,) = only_version(trained).glob("predictions-*")
+    assert path.name != "predictions-step-00000006.parquet"
+    assert len(pd.read_parquet(path)) == 4
 
 
 def test_predictions_of_all_ranks_are_one_table_in_the_order_of_samples(tmp_path, monkeypatch):
@@ -179,11 +159,15 @@ def test_predictions_of_all_ranks_are_one_table_in_the_order_of_samples(tmp_path
     assert table["target"].dtype == np.float32  # as it was given
 
 
-def test_an_option_that_the_runs_version_did_not_have_is_no_difference(trained):
+def test_what_decides_no_score_is_no_difference(trained):
+    """Nor an option that the run's version did not have."""
     folder = only_version(trained)
     now = read_yaml(folder / "config.yaml")
-    now["model"]["init_args"]["attention"]["init_args"]["brand_new"] = 3
-    checkpoint = folder / "checkpoints/step-00000002.ckpt"
+    attention = now["model"]["init_args"]["attention"]["init_args"]
+    attention |= {"brand_new": 3, "backend": "reference"}
+    now["model"]["init_args"]["lr"] = 0.5
+    now["data"]["init_args"]["eval_batch_size"] = 3
+    checkpoint = folder / "checkpoints/step-00000006.ckpt"
     assert differences(checkpoint, now, dict) == {}
     now["seed_everything"] = 7
     assert differences(checkpoint, now, dict) == {"seed_everything": 7}
@@ -192,7 +176,12 @@ def test_an_option_that_the_runs_version_did_not_have_is_no_difference(trained):
 
 def test_the_version_with_this_configuration_is_scored(trained, tmp_path, capsys):
     """Seeds share a name: a test of one does not take the weights of another."""
-    rewound(only_version(trained), 2, tmp_path)
-    run(command("fit", tmp_path, "--seed_everything", "1"))
-    run(command("test", tmp_path, "--ckpt_path", "last", "--seed_everything", "0"))
-    assert "lra_text_tiny-variant/0/test-step-00000002.json" in capsys.readouterr().out
+    first = rewound(only_version(trained), 6, tmp_path)
+    second = Path(shutil.copytree(first, first.parent / "1"))
+    for path in (second / "config.yaml", second / "versions.json"):
+        text = path.read_text(encoding="utf-8")
+        assert "seed_everything: 0" in text
+        later = text.replace('"started": "20', '"started": "21')
+        path.write_text(later.replace("seed_everything: 0", "seed_everything: 1"))
+    run(stateful("test", tmp_path, "--ckpt_path", "last"))
+    assert f"lra_text_tiny-variant/0/{OWN}" in capsys.readouterr().out

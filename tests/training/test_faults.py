@@ -14,34 +14,29 @@ import sys
 from multiprocessing import resource_sharer
 from pathlib import Path
 
+import lightning.pytorch as pl
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from lit_probattn.cli import errors as cli_errors
 from lit_probattn.cli.app import main
 from lit_probattn.tasks import SequenceClassifier
 from lit_probattn.training.checkpoints import list_checkpoints, load_checkpoint, step_of
+from lit_probattn.training.run_folder import RunSettings, plan_fit
 from tests.support.runs import (
     arguments,
-    error_of,
+    at_micro_batch,
     fingerprint,
     in_child,
     in_ranks,
     newest_state,
     only_version,
     run,
+    stateful,
 )
 
-SHORT = ("--trainer.max_steps", "4", "--trainer.val_check_interval", "4")
-SHORT += ("--run.checkpoint_every", "2")
 TWO = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("undisturbed")
-    run(arguments("fit", folder, *SHORT))
-    return folder
 
 
 def the_error(captured: str) -> str:
@@ -50,19 +45,16 @@ def the_error(captured: str) -> str:
 
 
 def test_a_disk_that_fills_up_stops_the_run_and_loses_nothing(
-    undisturbed, tmp_path, monkeypatch, capfd
+    uninterrupted, tmp_path, monkeypatch, capfd
 ):
     """From step 3 on the kernel refuses to write more than a few bytes into any file."""
-    train = SequenceClassifier.training_step
 
-    def step(self, batch, batch_idx):
-        if batch_idx == 3:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (8192, resource.RLIM_INFINITY))
-        return train(self, batch, batch_idx)
+    def limit(_):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8192, resource.RLIM_INFINITY))
 
     with monkeypatch.context() as context:
-        context.setattr(SequenceClassifier, "training_step", step)
-        assert in_child(lambda: main(arguments("fit", tmp_path, *SHORT))) == 2
+        at_micro_batch(context, 5, limit)
+        assert in_child(lambda: main(stateful("fit", tmp_path))) == 2
     line = the_error(capfd.readouterr().err)
     assert re.search(r"cannot write checkpoint .*-00000004.ckpt: .*File too large", line), line
     assert "--run.root" in line
@@ -70,8 +62,8 @@ def test_a_disk_that_fills_up_stops_the_run_and_loses_nothing(
     assert [step_of(path) for path in list_checkpoints(folder, "step")] == [2]
     assert load_checkpoint(list_checkpoints(folder, "step")[0])["global_step"] == 2
     assert not list(folder.glob(".*"))  # no half file is left behind
-    run(arguments("fit", tmp_path, *SHORT, "--ckpt_path", "last"))
-    assert fingerprint(only_version(tmp_path)) == fingerprint(only_version(undisturbed))
+    run(stateful("fit", tmp_path, "--ckpt_path", "last"))
+    assert fingerprint(only_version(tmp_path)) == fingerprint(uninterrupted)
 
 
 NEW_MOUNTS = 0x20000  # CLONE_NEWNS of unshare(2)
@@ -97,6 +89,7 @@ def on_small_disk(folder: Path, options: str, command: list[str]) -> int:
 CANNOT_MOUNT = sys.platform != "linux" or os.getuid() != 0 or shutil.which("mount") is None
 
 
+@pytest.mark.slow  # a file that cannot grow: above; the line of every error: below
 @pytest.mark.skipif(CANNOT_MOUNT, reason="needs the right to mount")
 @pytest.mark.parametrize(
     ("options", "expected"),
@@ -116,31 +109,19 @@ def test_a_real_file_system_that_refuses(tmp_path, capfd, options, expected):
     assert "Traceback" not in told
 
 
-def test_what_the_disk_refuses_is_one_line(tmp_path, monkeypatch, capsys):
-    def refusal(code):
-        return OSError(code, os.strerror(code), "runs/a/0/metrics.csv")
+@pytest.mark.parametrize("code", cli_errors._STORAGE, ids=errno.errorcode.get)
+def test_what_the_disk_refuses_is_one_line(code, capsys):
+    def refuse():
+        raise OSError(code, os.strerror(code), "runs/a/0/metrics.csv")
 
-    def refuse(*args, **kwargs):
-        raise refusal(errno.EDQUOT)
-
-    monkeypatch.setattr("lit_probattn.cli.app.write_record", refuse)
-    line = error_of(arguments("fit", tmp_path), capsys).removeprefix("error: ")
-    assert line == cli_errors.explain(refusal(errno.EDQUOT))[0]
-    for code, advice in cli_errors._STORAGE.items():
-        expected = f"{os.strerror(code).lower()}: runs/a/0/metrics.csv; {advice}"
-        assert cli_errors.explain(refusal(code)) == (expected, 2)
+    assert cli_errors.exit_status(refuse) == 2
+    line = f"error: {os.strerror(code).lower()}: runs/a/0/metrics.csv; {cli_errors._STORAGE[code]}"
+    assert capsys.readouterr().err == f"{line}\n"
 
 
 def kill_loaders(monkeypatch):
-    train = SequenceClassifier.training_step
-
-    def step(self, batch, batch_idx):
-        if batch_idx == 1:
-            for worker in multiprocessing.active_children():
-                worker.kill()
-        return train(self, batch, batch_idx)
-
-    monkeypatch.setattr(SequenceClassifier, "training_step", step)
+    for worker in multiprocessing.active_children():
+        worker.kill()
 
 
 def reset_connection(monkeypatch):
@@ -153,11 +134,14 @@ def reset_connection(monkeypatch):
 
 
 @pytest.mark.parametrize("fault", [kill_loaders, reset_connection])
-def test_a_killed_loader_process_is_one_line(tmp_path, monkeypatch, capfd, fault):
-    fault(monkeypatch)
-    command = arguments("fit", tmp_path, "--data.init_args.num_workers", "1")
-    assert in_child(lambda: main(command)) == 2
-    line = the_error(capfd.readouterr().err)
+def test_a_killed_loader_process_is_one_line(monkeypatch, capsys, fault):
+    def read():
+        for number, _ in enumerate(DataLoader(torch.zeros(97, 3), num_workers=1)):
+            if number == 1:
+                fault(monkeypatch)
+
+    assert cli_errors.exit_status(read) == 2
+    line = the_error(capsys.readouterr().err)
     assert re.search(
         r"a loader process( \(\d+\))? was killed, most likely because memory ran out", line
     )
@@ -166,26 +150,30 @@ def test_a_killed_loader_process_is_one_line(tmp_path, monkeypatch, capfd, fault
 
 def test_a_file_where_the_folder_of_runs_should_be(tmp_path, capsys):
     (tmp_path / "runs").touch()
-    line = error_of(arguments("fit", tmp_path), capsys)
+    settings = RunSettings(root=str(tmp_path / "runs"))
+    assert cli_errors.exit_status(lambda: plan_fit(settings, "name", {}, None)) == 2
+    line = the_error(capsys.readouterr().err)
     assert "runs" in line
     assert "--run.root" in line
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
 @pytest.mark.parametrize(
-    ("more", "expected"),
+    ("options", "expected"),
     [
-        (["--trainer.accelerator", "gpu"], "No supported gpu backend found"),
-        (["--trainer.accelerator", "cuda", "--trainer.devices", "2"], "CUDAAccelerator.*not av"),
-        (["--trainer.devices", "0"], "devices"),
+        ({"accelerator": "gpu"}, "No supported gpu backend found"),
+        ({"accelerator": "cuda", "devices": 2}, "CUDAAccelerator.*not av"),
+        ({"accelerator": "cpu", "devices": 0}, "devices"),
     ],
     ids=["no-gpu", "no-cuda", "no-device"],
 )
-def test_a_device_that_is_not_there(tmp_path, capsys, more, expected):
-    line = error_of(arguments("fit", tmp_path, *more), capsys)
+def test_a_device_that_is_not_there(capsys, options, expected):
+    assert cli_errors.exit_status(lambda: pl.Trainer(**options)) == 2
+    line = the_error(capsys.readouterr().err)
     assert re.search(expected, line), line
 
 
+@pytest.mark.usefixtures("quick_heartbeats")
 def test_a_gradient_of_one_rank_stops_all_before_the_update(tmp_path, monkeypatch, capfd):
     """NaN enters the backward pass of rank 1; both ranks stop with unchanged weights."""
     loss = SequenceClassifier.batch_loss

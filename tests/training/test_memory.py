@@ -13,9 +13,15 @@ import torch
 
 from lit_probattn.attention import SoftmaxAttention
 from lit_probattn.commands.ask.command import main as ask
-from lit_probattn.training.memory import describe, is_out_of_memory, out_of_memory_line
+from lit_probattn.training.memory import (
+    MemoryAdvice,
+    describe,
+    is_out_of_memory,
+    out_of_memory_line,
+)
 from tests.support.paths import ROOT
 from tests.support.runs import arguments, error_of, write_attention
+from tests.tasks.tiny import LENGTH, data, task, trainer
 
 # Long sequences, so that the N x N maps of the reference are what does not fit.
 LONG = (
@@ -91,23 +97,30 @@ def test_packed_samples_are_named_with_the_length_of_the_longest():
     assert line.endswith("--seq_len 12 --batch 3")
 
 
-def test_in_validation_the_batch_of_validation_is_named(tmp_path, monkeypatch, capsys):
-    def fails(self, batch, batch_idx):
-        raise MemoryError
+def advice(module) -> str:
+    """The line about a training that runs out of memory."""
+    run = trainer(1, val_check_interval=1, callbacks=[MemoryAdvice()])
+    with pytest.raises(MemoryError) as told:
+        run.fit(module, data(min_length=LENGTH, eval_batch_size=5))
+    return out_of_memory_line(told.value)
 
-    monkeypatch.setattr("lit_probattn.tasks.SequenceClassifier.validation_step", fails)
-    line = error_of(arguments("fit", tmp_path), capsys)
-    assert "in validation: a micro-batch of 8 samples of size 48" in line
+
+def fails(*_):
+    raise MemoryError
+
+
+def test_in_validation_the_batch_of_validation_is_named():
+    module = task()
+    module.validation_step = fails
+    line = advice(module)
+    assert "in validation: a micro-batch of 5 samples of size 23;" in line
     assert "--data.init_args.eval_batch_size, with the same results" in line
 
 
-def test_before_the_first_batch(tmp_path, monkeypatch, capsys):
-    def fails(self):
-        raise MemoryError
-
-    monkeypatch.setattr("lit_probattn.tasks.SequenceClassifier.configure_optimizers", fails)
-    line = error_of(arguments("fit", tmp_path), capsys)
-    assert re.search(r"before the first batch: lower the model's [\d,]+ parameters", line)
+def test_before_the_first_batch():
+    module = task()
+    module.configure_optimizers = fails
+    assert re.search(r"before the first batch: lower the model's [\d,]+ parameters", advice(module))
 
 
 def test_every_kind_of_failed_allocation_is_known_and_no_other_error():

@@ -12,9 +12,8 @@ import pytest
 import torch.distributed as dist
 
 from lit_probattn.cli.app import main
-from lit_probattn.tasks import SequenceClassifier
 from lit_probattn.training.peers import Peers, is_lost_contact
-from tests.support.runs import arguments, in_ranks, kill_me
+from tests.support.runs import arguments, at_micro_batch, in_ranks, kill_me
 
 TWO = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
 INTERVAL = 0.05
@@ -102,19 +101,9 @@ def test_other_errors_are_not_taken_for_lost_contact():
     assert not is_lost_contact(ValueError("timed out"))
 
 
-def in_rank_1(monkeypatch, micro_batch, act):
-    train = SequenceClassifier.training_step
-
-    def step(self, batch, batch_idx):
-        if batch_idx == micro_batch and self.global_rank == 1:
-            act()
-        return train(self, batch, batch_idx)
-
-    monkeypatch.setattr(SequenceClassifier, "training_step", step)
-
-
+@pytest.mark.usefixtures("quick_heartbeats")
 def test_a_killed_rank_ends_the_other_with_its_name(tmp_path, monkeypatch, capfd):
-    in_rank_1(monkeypatch, 10, kill_me)
+    at_micro_batch(monkeypatch, 5, kill_me, rank=1)
     begin = time.monotonic()
     codes = in_ranks(lambda: main(arguments("fit", tmp_path, *TWO)), timeout=60)
     assert codes == [1, -signal.SIGKILL]
@@ -124,10 +113,10 @@ def test_a_killed_rank_ends_the_other_with_its_name(tmp_path, monkeypatch, capfd
 
 @pytest.mark.slow
 def test_an_error_of_one_rank_is_told_by_the_other(tmp_path, monkeypatch, capfd):
-    def fail() -> None:
+    def fail(_) -> None:
         raise KeyError("no such sample")
 
-    in_rank_1(monkeypatch, 5, fail)
+    at_micro_batch(monkeypatch, 5, fail, rank=1)
     codes = in_ranks(lambda: main(arguments("fit", tmp_path, *TWO)), timeout=60)
     assert codes == [1, 70]  # the failing rank shows its traceback
     told = capfd.readouterr().err
@@ -136,7 +125,7 @@ def test_an_error_of_one_rank_is_told_by_the_other(tmp_path, monkeypatch, capfd)
 
 @pytest.mark.slow
 def test_a_rank_that_hangs_ends_the_others_after_the_timeout(tmp_path, monkeypatch, capfd):
-    in_rank_1(monkeypatch, 5, lambda: time.sleep(25))
+    at_micro_batch(monkeypatch, 5, lambda _: time.sleep(25), rank=1)
     path = tmp_path / "trainer.yaml"
     path.write_text(
         "trainer:\n  strategy:\n    class_path: lightning.pytorch.strategies.DDPStrategy\n"

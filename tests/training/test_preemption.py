@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from lit_probattn.cli.app import main
-from lit_probattn.tasks import SequenceClassifier
-from lit_probattn.training.checkpoints import list_checkpoints, load_checkpoint
+from lit_probattn.cli.errors import exit_status
+from lit_probattn.training.checkpoints import list_checkpoints
 from lit_probattn.training.preemption import (
+    Preempted,
     StopSignals,
     agree_on_restart,
     is_restart,
@@ -24,24 +25,19 @@ from lit_probattn.training.preemption import (
 from lit_probattn.training.run_record import read_starts
 from lit_probattn.training.saving import RunCheckpoint
 from tests.support.runs import (
-    arguments,
+    at_micro_batch,
     fingerprint,
     in_child,
     in_ranks,
     kill_me,
     metrics,
+    newest_state,
     only_version,
-    rewound,
     run,
-    write_attention,
+    send,
+    stateful,
 )
 
-# Accumulation, dropout, warm-up and M-step priors; validation after steps 4 and 8.
-OPTIONS = (
-    *("--trainer.accumulate_grad_batches", "2", "--trainer.val_check_interval", "8"),
-    *("--trainer.log_every_n_steps", "1", "--run.checkpoint_every", "4"),
-    *("--trainer.max_steps", "8"),
-)
 TWO = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
 SLURM = {
     **{"SLURM_JOB_ID": "4711", "SLURM_JOB_NAME": "listops", "SLURM_NTASKS": "1"},
@@ -50,37 +46,11 @@ SLURM = {
 
 
 def command(folder, *more):
-    attention = write_attention(folder, "MGKAttention", dropout=0.2, e_step="soft")
-    return arguments("fit", folder, *OPTIONS, *more, attention=attention)
+    return stateful("fit", folder, *more)
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("uninterrupted")
-    run(command(folder))
-    return only_version(folder)
-
-
-def signal_in_training(monkeypatch, number, micro_batch, rank=0):
-    train = SequenceClassifier.training_step
-
-    def step(self, batch, batch_idx):
-        if batch_idx == micro_batch and self.global_rank == rank:
-            os.kill(os.getpid(), number)
-        return train(self, batch, batch_idx)
-
-    monkeypatch.setattr(SequenceClassifier, "training_step", step)
-
-
-def signal_in_validation(monkeypatch, rank=0):
-    validate = SequenceClassifier.validation_step
-
-    def step(self, batch, batch_idx):
-        if self.trainer.global_step == 4 and batch_idx == 1 and self.global_rank == rank:
-            os.kill(os.getpid(), signal.SIGTERM)
-        validate(self, batch, batch_idx)
-
-    monkeypatch.setattr(SequenceClassifier, "validation_step", step)
+def signal_in_validation(patch, rank=0):
+    at_micro_batch(patch, 1, send(signal.SIGTERM), hook="validation_step", step=4, rank=rank)
 
 
 def assert_equal_runs(resumed, expected):
@@ -91,90 +61,89 @@ def assert_equal_runs(resumed, expected):
 
 
 @pytest.mark.parametrize(
-    ("interrupt", "step"),
+    "interrupt",
     [
-        pytest.param(lambda m: signal_in_training(m, signal.SIGTERM, 4), 3, id="mid-accumulation"),
-        pytest.param(lambda m: signal_in_training(m, signal.SIGTERM, 6), 4, id="validation-next"),
-        # Resuming after a stop in a validation's test split: curves/test_test_scores.py
-        pytest.param(signal_in_validation, 4, id="in-validation", marks=pytest.mark.slow),
+        pytest.param(
+            lambda patch: at_micro_batch(patch, 6, send(signal.SIGTERM)), id="validation-next"
+        ),
+        # Without a training: the last test here; in a test split: curves/test_test_scores.py
+        pytest.param(signal_in_validation, id="in-validation", marks=pytest.mark.slow),
     ],
 )
-def test_sigterm_saves_this_step_and_ends(
-    uninterrupted, tmp_path, monkeypatch, capfd, interrupt, step
-):
+def test_sigterm_saves_this_step_and_ends(uninterrupted, tmp_path, monkeypatch, capfd, interrupt):
+    """A step that is saved in the middle of an interval is resumed by SLURM's test below."""
     with monkeypatch.context() as context:
         interrupt(context)
         assert in_child(lambda: main(command(tmp_path))) == 128 + signal.SIGTERM
-    told = capfd.readouterr().out
-    assert f"stopped by SIGTERM after step {step}; saved" in told
-    newest = list_checkpoints(only_version(tmp_path) / "checkpoints", "step")[0]
-    assert newest.name == f"step-{step:08d}.ckpt"
-    run(command(tmp_path, "--ckpt_path", "last"))
-    assert_equal_runs(only_version(tmp_path), uninterrupted)
-
-
-def test_sigterm_in_a_validation_saves_its_step_and_ends(tmp_path, monkeypatch, capfd):
-    signal_in_validation(monkeypatch)
-    assert in_child(lambda: main(command(tmp_path))) == 128 + signal.SIGTERM
     assert "stopped by SIGTERM after step 4; saved" in capfd.readouterr().out
     version = only_version(tmp_path)
-    newest = list_checkpoints(version / "checkpoints", "step")[0]
-    assert load_checkpoint(newest)["global_step"] == 4
+    assert newest_state(version)["global_step"] == 4
     assert not any(row.get("val/accuracy") for row in metrics(version)), "it ends there"
+    run(command(tmp_path, "--ckpt_path", "last"))
+    assert_equal_runs(version, uninterrupted)
 
 
 def test_ctrl_c_saves_this_step_and_ends(tmp_path, monkeypatch, capfd):
-    """SIGTERM's checkpoint of this step is resumed above."""
-    signal_in_training(monkeypatch, signal.SIGINT, 4)
+    """SLURM's checkpoint of this step is resumed below."""
+    at_micro_batch(monkeypatch, 4, send(signal.SIGINT))
     assert in_child(lambda: main(command(tmp_path))) == 130
     told = capfd.readouterr()
     assert "stopped by SIGINT after step 3; saved" in told.out
     assert told.err.count("SIGINT: saving at the next optimiser step") == 1
     newest = list_checkpoints(only_version(tmp_path) / "checkpoints", "step")[0]
     assert newest.name == "step-00000003.ckpt"
-    assert load_checkpoint(newest)["global_step"] == 3
+    assert newest_state(only_version(tmp_path))["global_step"] == 3
 
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path, monkeypatch):
-    train = SequenceClassifier.training_step
-
-    def step(self, batch, batch_idx):
-        if batch_idx == 10:
-            os.kill(os.getpid(), signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGINT)
-        return train(self, batch, batch_idx)
-
-    monkeypatch.setattr(SequenceClassifier, "training_step", step)
+    interrupt = send(signal.SIGINT)
+    at_micro_batch(monkeypatch, 6, lambda task: [interrupt(task) for _ in range(2)])
     assert in_child(lambda: main(command(tmp_path))) == -signal.SIGINT
     assert list_checkpoints(only_version(tmp_path) / "checkpoints", "step")[0].name == (
-        "step-00000004.ckpt"
+        "step-00000002.ckpt"
     )
 
 
-def test_ctrl_c_before_training_is_one_line(tmp_path, monkeypatch, capfd):
-    def interrupted(*_, **__):
+def test_ctrl_c_before_training_is_one_line(capsys):
+    def interrupted():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(SequenceClassifier, "model_class", interrupted)
-    assert in_child(lambda: main(command(tmp_path))) == 130
-    told = capfd.readouterr().err
-    assert told.strip().endswith("error: stopped by SIGINT")
-    assert "Traceback" not in told
+    assert exit_status(interrupted) == 130
+    assert capsys.readouterr().err == "error: stopped by SIGINT\n"
 
 
-@pytest.mark.parametrize("where", ["training", pytest.param("validation", marks=pytest.mark.slow)])
-def test_sigterm_on_one_rank_ends_both_at_the_same_step(tmp_path, monkeypatch, where):
+def interrupted_on_rank_1(folder, monkeypatch, interrupt):
+    """Train in two processes until rank 1 receives SIGTERM; both save the same step and end."""
+    with monkeypatch.context() as context:
+        interrupt(context)
+        codes = in_ranks(lambda: main(command(folder, *TWO)), timeout=60)
+    assert codes == [128 + signal.SIGTERM] * 2
+
+
+def test_sigterm_on_one_rank_ends_both_at_the_same_step(tmp_path, monkeypatch):
+    interrupted_on_rank_1(
+        tmp_path,
+        monkeypatch,
+        lambda patch: at_micro_batch(patch, 4, send(signal.SIGTERM), rank=1),
+    )
+    assert newest_state(only_version(tmp_path))["global_step"] == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "interrupt",
+    [
+        lambda patch: at_micro_batch(patch, 4, send(signal.SIGTERM), rank=1),
+        lambda patch: signal_in_validation(patch, rank=1),
+    ],
+    ids=["training", "validation"],
+)
+def test_two_ranks_go_on_as_if_nothing_had_ended_them(tmp_path, monkeypatch, interrupt):
     quiet, interrupted = tmp_path / "quiet", tmp_path / "interrupted"
     for folder in (quiet, interrupted):
         folder.mkdir()
     assert in_ranks(lambda: main(command(quiet, *TWO))) == [0, 0]
-    with monkeypatch.context() as context:
-        if where == "training":
-            signal_in_training(context, signal.SIGTERM, 4, rank=1)
-        else:
-            signal_in_validation(context, rank=1)
-        codes = in_ranks(lambda: main(command(interrupted, *TWO)), timeout=60)
-    assert codes == [128 + signal.SIGTERM] * 2
+    interrupted_on_rank_1(interrupted, monkeypatch, interrupt)
     resume = command(interrupted, *TWO, "--ckpt_path", "auto")
     assert in_ranks(lambda: main(resume)) == [0, 0]
     assert_equal_runs(only_version(interrupted), only_version(quiet))
@@ -198,7 +167,7 @@ def test_slurm_requeues_into_the_same_run_folder(
     for name, value in SLURM.items():
         monkeypatch.setenv(name, value)
     with monkeypatch.context() as context:
-        signal_in_training(context, signal.SIGUSR1, 5)
+        at_micro_batch(context, 4, send(signal.SIGUSR1))
         assert in_child(lambda: main(command(tmp_path))) == 128 + signal.SIGUSR1
     assert scontrol.read_text(encoding="utf-8").splitlines() == ["requeue 4711"]
     assert "requeued job 4711" in capfd.readouterr().out
@@ -212,24 +181,7 @@ def test_slurm_requeues_into_the_same_run_folder(
     assert not list(Path.cwd().glob("hpc_ckpt*"))
 
 
-def test_a_job_that_died_before_its_first_checkpoint_begins_again(
-    uninterrupted, tmp_path, monkeypatch
-):
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job-7")
-    first = rewound(uninterrupted, 8, tmp_path)  # an older run
-    starts = json.loads((first / "versions.json").read_text(encoding="utf-8"))
-    starts["starts"][0]["job"] = "torchrun job-6"
-    (first / "versions.json").write_text(json.dumps(starts))
-    with monkeypatch.context() as context:
-        context.setattr(SequenceClassifier, "training_step", lambda *_: kill_me())
-        assert in_child(lambda: main(command(tmp_path))) == -signal.SIGKILL
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    run(command(tmp_path))
-    folders = sorted(path.name for path in first.parent.iterdir())
-    assert folders == ["0", "1"]
-    assert fingerprint(first.parent / "1") == fingerprint(first)
-
-
+@pytest.mark.slow  # what `auto` takes: test_run_folder.py; rows: curves/test_logs.py
 def test_a_run_that_died_after_steps_but_before_a_checkpoint_begins_again(
     uninterrupted, tmp_path, monkeypatch
 ):
@@ -301,3 +253,19 @@ def test_only_a_validation_of_a_training_that_saves_is_left(
     RunCheckpoint(tmp_path if has_folder else None).leave_if_asked(trainer, task)
     assert not hasattr(task, "stop_agreed")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_signal_in_a_validation_saves_its_step_and_has_it_repeated(tmp_path):
+    done = []
+    progress = SimpleNamespace(reset=lambda: done.append("reset"))
+    loop = SimpleNamespace(val_loop=SimpleNamespace(batch_progress=progress))
+    trainer = SimpleNamespace(sanity_checking=False, state=SimpleNamespace(fn="fit"))
+    trainer.global_step, trainer.max_steps, trainer.is_global_zero = 4, 6, False
+    trainer.fit_loop = SimpleNamespace(epoch_loop=loop)
+    trainer.save_checkpoint = lambda path, weights_only: done.append(path.name)
+    task = SimpleNamespace(stop_requested=signal.SIGTERM, device=torch.device("cpu"))
+    checkpoint = RunCheckpoint(tmp_path)
+    with pytest.raises(Preempted, match="stopped by SIGTERM after step 4"):
+        checkpoint.on_validation_batch_end(trainer, task)
+    assert done == ["reset", "step-00000004.ckpt"]
+    assert checkpoint.state_dict()["validation_is_due"]

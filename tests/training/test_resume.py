@@ -1,71 +1,38 @@
-"""A run that is killed at any moment and resumed equals the uninterrupted one, bit for bit."""
+"""However a run ends, the run that resumes it equals the uninterrupted one, bit for bit."""
 
 from __future__ import annotations
 
 import random
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import timer
 
 from lit_probattn.cli.app import main
-from lit_probattn.tasks import SequenceClassifier
 from lit_probattn.training import checkpoints
 from lit_probattn.training.saving import RunCheckpoint
 from tests.support.runs import (
-    arguments,
+    at_micro_batch,
+    error_of,
     fingerprint,
     in_child,
     kill_me,
     metrics,
     only_version,
     run,
-    write_attention,
+    stateful,
 )
-
-# Dropout in and outside attention, warm-up and beta1 cycling, accumulation, M-step priors.
-OPTIONS = (
-    *("--trainer.accumulate_grad_batches", "2"),
-    *("--trainer.log_every_n_steps", "1"),
-    *("--run.checkpoint_every", "2", "--trainer.max_steps", "10"),
-)
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("uninterrupted")
-    run(command(folder))
-    return only_version(folder)
-
-
-def command(folder, *more):
-    attention = write_attention(folder, "MGKAttention", dropout=0.2, e_step="soft")
-    return arguments("fit", folder, *OPTIONS, *more, attention=attention)
+from tests.tasks import tiny
 
 
 def kill_before_micro_batch(number):
-    def patch(monkeypatch):
-        train = SequenceClassifier.training_step
-
-        def step(self, batch, batch_idx):
-            if batch_idx == number:
-                kill_me()
-            return train(self, batch, batch_idx)
-
-        monkeypatch.setattr(SequenceClassifier, "training_step", step)
-
-    return patch
+    return lambda patch: at_micro_batch(patch, number, kill_me)
 
 
-def kill_in_validation(monkeypatch):
-    validate = SequenceClassifier.validation_step
-
-    def step(self, batch, batch_idx):
-        if self.trainer.global_step == 8 and batch_idx == 2:
-            kill_me()
-        validate(self, batch, batch_idx)
-
-    monkeypatch.setattr(SequenceClassifier, "validation_step", step)
+def kill_in_validation(patch):
+    at_micro_batch(patch, 2, kill_me, hook="validation_step", step=4)
 
 
 def kill_after_best(monkeypatch):
@@ -85,7 +52,7 @@ def kill_after_a_step_checkpoint(monkeypatch):
 
     def patched(self, trainer, kind):
         save(self, trainer, kind)
-        if kind == "step" and trainer.global_step == 6:
+        if kind == "step" and trainer.global_step == 2:
             kill_me()
 
     monkeypatch.setattr(RunCheckpoint, "_save", patched)
@@ -96,7 +63,7 @@ def kill_in_the_middle_of_a_write(monkeypatch):
 
     def half(value, file):
         save(value, file)
-        if value["global_step"] == 8:
+        if value["global_step"] == 6:
             file.truncate(file.tell() // 2)
             file.flush()
             kill_me()
@@ -107,8 +74,8 @@ def kill_in_the_middle_of_a_write(monkeypatch):
 @pytest.mark.parametrize(
     "patch",
     [
-        pytest.param(kill_before_micro_batch(17), id="mid-accumulation", marks=pytest.mark.slow),
-        pytest.param(kill_before_micro_batch(16), id="after-a-checkpoint", marks=pytest.mark.slow),
+        pytest.param(kill_before_micro_batch(9), id="mid-accumulation", marks=pytest.mark.slow),
+        pytest.param(kill_before_micro_batch(8), id="after-a-checkpoint", marks=pytest.mark.slow),
         pytest.param(kill_in_validation, id="in-validation", marks=pytest.mark.slow),
         pytest.param(kill_after_best, id="between-best-and-step", marks=pytest.mark.slow),
         pytest.param(kill_after_a_step_checkpoint, id="between-step-and-its-row"),
@@ -118,8 +85,8 @@ def kill_in_the_middle_of_a_write(monkeypatch):
 def test_killed_and_resumed_equals_uninterrupted(uninterrupted, tmp_path, monkeypatch, patch):
     with monkeypatch.context() as context:
         patch(context)
-        assert in_child(lambda: main(command(tmp_path))) == -signal.SIGKILL
-    run(command(tmp_path, "--ckpt_path", "last"))
+        assert in_child(lambda: main(stateful("fit", tmp_path))) == -signal.SIGKILL
+    run(stateful("fit", tmp_path, "--ckpt_path", "last"))
     resumed = only_version(tmp_path)
     assert fingerprint(resumed) == fingerprint(uninterrupted)
     assert metrics(resumed) == metrics(uninterrupted)
@@ -143,21 +110,87 @@ def test_killed_five_times_at_random(uninterrupted, tmp_path, monkeypatch, seed)
     generator = random.Random(seed)
     for _ in range(5):
         with monkeypatch.context() as context:
-            kill_before_micro_batch(generator.randrange(5, 20))(context)
-            in_child(lambda: main(command(tmp_path, "--ckpt_path", "auto")))
-    run(command(tmp_path, "--ckpt_path", "auto"))
-    assert fingerprint(only_version(tmp_path)) == fingerprint(uninterrupted)
-
-
-def test_a_longer_run_goes_on_where_a_shorter_one_ended(uninterrupted, tmp_path):
-    """The shorter run ends between two validations and between two checkpoints."""
-    run(command(tmp_path, "--trainer.max_steps", "7"))
-    run(command(tmp_path, "--ckpt_path", "last"))
+            kill_before_micro_batch(generator.randrange(3, 12))(context)
+            in_child(lambda: main(stateful("fit", tmp_path, "--ckpt_path", "auto")))
+    run(stateful("fit", tmp_path, "--ckpt_path", "auto"))
     assert fingerprint(only_version(tmp_path)) == fingerprint(uninterrupted)
 
 
 def test_another_accumulation_is_refused(uninterrupted, tmp_path, capsys):
     path = checkpoints.list_checkpoints(uninterrupted / "checkpoints", "step")[0]
     more = ("--ckpt_path", str(path), "--trainer.accumulate_grad_batches", "1")
-    assert main(command(tmp_path, *more, "--trainer.max_steps", "12")) == 2
-    assert "accumulate_grad_batches 2, received 1" in capsys.readouterr().err
+    line = error_of(stateful("fit", tmp_path, *more, "--trainer.max_steps", "12"), capsys)
+    assert "accumulate_grad_batches 2, received 1" in line
+
+
+# ---- ended early -------------------------------------------------------------------------------
+
+NO_CHECKPOINTS_DUE = ("--run.checkpoint_every", "1000")
+
+
+def stop(task):
+    """Ask Lightning to stop, as its callbacks do."""
+    task.trainer.should_stop = True
+
+
+@pytest.mark.parametrize(
+    ("where", "step", "more"),
+    [
+        pytest.param({"number": 4}, 3, (), id="first half of a step"),
+        pytest.param({"number": 5}, 3, (), id="second half", marks=pytest.mark.slow),
+        pytest.param({"number": 99}, 5, (), id="max_steps", marks=pytest.mark.slow),
+        pytest.param(
+            {"number": 4},
+            3,
+            ("--trainer.limit_val_batches", "0"),
+            id="no validation",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"number": 0, "hook": "validation_step", "step": 4},
+            4,
+            (),
+            id="in a validation",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_the_last_step_is_saved(uninterrupted, tmp_path, monkeypatch, where, step, more):
+    """Of a run that is shorter than the one that resumes it."""
+    with monkeypatch.context() as context:
+        at_micro_batch(context, act=stop, **where)
+        shorter = (*NO_CHECKPOINTS_DUE, "--trainer.max_steps", "5")
+        run(stateful("fit", tmp_path, *shorter, *more))
+    (saved,) = checkpoints.list_checkpoints(only_version(tmp_path) / "checkpoints", "step")
+    assert saved.name == f"step-{step:08d}.ckpt"
+    run(stateful("fit", tmp_path, *more, "--ckpt_path", "last"))
+    resumed = only_version(tmp_path)
+    assert fingerprint(resumed) == fingerprint(uninterrupted)
+    losses = [
+        [row["train/loss"] for row in metrics(version) if row["train/loss"]]
+        for version in (resumed, uninterrupted)
+    ]
+    assert losses[0] == losses[1]
+
+
+def test_a_time_limit_cuts_a_run_into_pieces(tmp_path, monkeypatch):
+    """Each start has the whole time; the one before does not count."""
+    now, ends = [0.0], [0]
+    monkeypatch.setattr(timer, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def pass_time(_):
+        now[0] += 1.1
+
+    limit = ("--trainer.max_time", "00:00:00:01", "--ckpt_path", "auto")
+    for first in (3, 7):
+        with monkeypatch.context() as context:
+            at_micro_batch(context, first, pass_time)
+            run(stateful("fit", tmp_path, *NO_CHECKPOINTS_DUE, *limit))
+        newest = checkpoints.list_checkpoints(only_version(tmp_path) / "checkpoints", "step")[0]
+        ends.append(checkpoints.step_of(newest))
+    assert ends == [0, 2, 4]
+
+
+def test_no_time_at_all_is_refused():
+    with pytest.raises(ValueError, match=r"trainer\.max_time must be positive"):
+        tiny.trainer(4, max_time="00:00:00:00").fit(tiny.task(), tiny.data())

@@ -14,7 +14,7 @@ import yaml
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.locks import claim, hold, release
 from lit_probattn.cli.app import main
-from lit_probattn.tasks import SequenceClassifier
+from lit_probattn.training.preemption import job_name
 from lit_probattn.training.run_folder import LOCK, RunPlan, RunSettings, plan_fit
 from lit_probattn.training.run_record import read_starts, remove_leftovers, write_record
 from tests.datamodules.images.made import picture
@@ -22,15 +22,18 @@ from tests.datamodules.lra.files import write_pairs
 from tests.support.paths import ROOT
 from tests.support.runs import (
     arguments,
+    at_micro_batch,
     in_child,
     in_ranks,
     kill_me,
     only_version,
+    rewound,
     run,
+    stateful,
     write_attention,
 )
 
-QUICK = ("--trainer.max_steps", "2")
+TWO = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
 
 
 def config(lr: float = 0.1, seed: int = 0) -> dict:
@@ -110,23 +113,32 @@ def test_data_are_not_prepared_for_a_run_that_noted_none(tmp_path):
     assert plan(tmp_path, config(), "auto", fail).folder.name == "0"
 
 
-def retrieval(folder: Path, data: str, *more: str) -> list[str]:
+def retrieval(command: str, folder: Path, data: str, *more: str) -> list[str]:
     task = str(ROOT / "configs/tasks/tiny/lra_retrieval.yaml")
     files = ["--config", task, "--config", write_attention(folder)]
     place = ["--run.root", str(folder / "runs"), "--data.init_args.data_dir", str(folder / data)]
-    cpu = ["--trainer.accelerator", "cpu", "--trainer.devices", "1"]
-    return ["fit", *files, *place, *cpu, "--trainer.enable_progress_bar", "false", *more]
+    short = ["--trainer.max_steps", "2", "--trainer.enable_progress_bar", "false"]
+    one = ["--trainer.accelerator", "cpu", "--trainer.devices", "1"]
+    return [command, *files, *place, *short, *one, *more]
 
 
 def test_a_run_does_not_go_on_with_other_files(tmp_path, capsys):
+    """Nor is its result replaced by one of theirs."""
     for name in ("a", "b"):
         write_pairs(tmp_path / name)
-    lines = (tmp_path / "b/new_aan_pairs.train.tsv").read_bytes().splitlines(keepends=True)
-    (tmp_path / "b/new_aan_pairs.train.tsv").write_bytes(b"".join(lines[::-1]))
-    run(retrieval(tmp_path, "a", *QUICK))
+    path = tmp_path / "b/new_aan_pairs.train.tsv"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[::-1]))
+    run(retrieval("fit", tmp_path, "a"))
     first = only_version(tmp_path)
     assert set(read_starts(first)[0]["sources"]) == {p.name for p in (tmp_path / "a").glob("*.tsv")}
-    run(retrieval(tmp_path, "b", *QUICK, "--ckpt_path", "auto"))
+    capsys.readouterr()
+    run(retrieval("test", tmp_path, "b", "--ckpt_path", "last"))
+    assert "differs from" in capsys.readouterr().out
+    (report,) = first.glob("test-step-00000002-*.json")
+    assert json.loads(report.read_text(encoding="utf-8"))["differs_from_run"] == {
+        "data file new_aan_pairs.train.tsv": "changed"
+    }
+    run(retrieval("fit", tmp_path, "b", "--ckpt_path", "auto"))
     assert "trained on other data (different: data file new_aan_pairs.train.tsv)" in (
         capsys.readouterr().out
     )
@@ -136,23 +148,21 @@ def test_a_run_does_not_go_on_with_other_files(tmp_path, capsys):
 # ---- one at a time -------------------------------------------------------------------------------
 
 
-def test_a_second_training_is_told_who_holds_the_folder(tmp_path, monkeypatch, capfd):
+def test_a_second_training_is_told_who_holds_the_folder(
+    uninterrupted, tmp_path, monkeypatch, capfd
+):
     """Commands that only read are not kept out."""
-    run(arguments("fit", tmp_path, *QUICK))
-    left = only_version(tmp_path) / "checkpoints/.step-00000004.ckpt.x1y2z3w4"
+    left = rewound(uninterrupted, 4, tmp_path) / "checkpoints/.step-00000006.ckpt.x1y2z3w4"
     left.touch()
-    train, codes = SequenceClassifier.training_step, {}
-    more = ("--ckpt_path", "auto", "--trainer.max_steps", "3")
+    codes = {}
 
-    def step(self, batch, batch_idx):
-        for name in () if codes else ("fit", "validate"):
-            codes[name] = in_child(
-                lambda name=name: main(arguments(name, tmp_path, *more[-2:], "--ckpt_path", "last"))
-            )
-        return train(self, batch, batch_idx)
+    def start_others(_):
+        for name in ("fit", "validate"):
+            words = stateful(name, tmp_path, "--ckpt_path", "last")
+            codes[name] = in_child(lambda words=words: main(words))
 
-    monkeypatch.setattr(SequenceClassifier, "training_step", step)
-    run(arguments("fit", tmp_path, *more))
+    at_micro_batch(monkeypatch, 8, start_others)
+    run(stateful("fit", tmp_path, "--ckpt_path", "auto", "--trainer.max_steps", "5"))
     assert codes == {"fit": 2, "validate": 0}
     assert f"is locked by process {os.getpid()} on " in capfd.readouterr().err
     assert len(read_starts(only_version(tmp_path))) == 2
@@ -249,6 +259,21 @@ def test_auto_does_not_begin_again_where_any_start_has_saved(tmp_path):
     assert plan(tmp_path, config(), "auto").folder.name == "1"
 
 
+def test_a_restarted_job_without_a_checkpoint_begins_in_its_own_folder(tmp_path, monkeypatch):
+    """Runs of the same configuration by other jobs, older and younger, are left alone."""
+    version(tmp_path, 0, config(), job="torchrun job-6")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job-7")
+    record = {"config_text": yaml.safe_dump(config()), "seed": 0, "arguments": ["fit"]}
+    mine = tmp_path / "name/1"
+    mine.mkdir()
+    write_record(mine, **record, checkpoint=None, job=job_name())
+    assert read_starts(mine)[0]["saved"] is False
+    version(tmp_path, 2, config(), job="torchrun job-8", started="2099-01-01")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    found = plan(tmp_path, config(), None)
+    assert (found.folder, found.checkpoint) == (mine, None)
+
+
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_run_that_was_started_from_a_checkpoint_begins_there_again(
     tmp_path, monkeypatch, restarted
@@ -318,11 +343,10 @@ def test_a_damaged_configuration_is_one_line(tmp_path, damage, request_):
 
 
 def test_ranks_with_other_arguments_stop_before_training(tmp_path, capfd):
-    two = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
     own = ("--model.init_args.lr", "0.5", "--data.init_args.num_workers", "1")
 
     def work() -> int:
-        return main(arguments("fit", tmp_path, *two, *(own if os.environ["RANK"] == "1" else ())))
+        return main(arguments("fit", tmp_path, *TWO, *(own if os.environ["RANK"] == "1" else ())))
 
     assert in_ranks(work, timeout=60) == [2, 2]
     told = capfd.readouterr().err
@@ -332,59 +356,23 @@ def test_ranks_with_other_arguments_stop_before_training(tmp_path, capfd):
     assert not (tmp_path / "runs").exists()
 
 
-# ---- data of pictures ----------------------------------------------------------------------------
-
-
-def write_images(folder: Path, exchanged: bool = False) -> Path:
-    """Twenty pictures of each of two classes; of each other's where they are exchanged."""
-    for target, name in enumerate(("cat", "dog")):
-        (folder / name).mkdir(parents=True)
-        for number in range(20):
-            seed = 100 * (target ^ exchanged) + number
-            picture(seed).save(folder / name / f"{number}.png")
-    return folder
-
-
-def pictures(command: str, place: Path, path: str, *more: str) -> list[str]:
-    task = str(ROOT / "configs/tasks/own_images.yaml")
-    files = ["--config", task, "--config", write_attention(place)]
-    sizes = {"data": {"image_size": 32, "batch_size": 4, "eval_batch_size": 4, "path": path}}
-    sizes["model"] = {"image_size": 32, "model_options.embed_dim": 8}
-    words = [
-        f"--{part}.init_args.{key}={value}" for part in sizes for key, value in sizes[part].items()
-    ]
-    words += ["--trainer.max_steps=2", "--trainer.val_check_interval=2", f"--run.root={place}/runs"]
-    cpu = ["--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
-    return [command, *files, *words, *cpu, *(more or ("--trainer.devices", "1"))]
-
-
-def test_exchanged_pictures_are_other_data(tmp_path, capsys):
-    folder = write_images(tmp_path / "data")
-    run(pictures("fit", tmp_path, str(folder)))
-    run(pictures("test", tmp_path, str(folder), "--ckpt_path", "last", "--trainer.devices", "1"))
-    (tmp_path / "data").rename(tmp_path / "before")
-    write_images(tmp_path / "data", exchanged=True)
-    capsys.readouterr()
-    run(pictures("test", tmp_path, str(folder), "--ckpt_path", "last", "--trainer.devices", "1"))
-    assert "differs from" in capsys.readouterr().out
-    (folder_of_run,) = (tmp_path / "runs").glob("*/0")
-    reports = [
-        json.loads(path.read_text(encoding="utf-8")) for path in folder_of_run.glob("test-*.json")
-    ]
-    assert sorted(str(report["differs_from_run"]) for report in reports) == [
-        "{'data file train': 'changed'}",
-        "{}",
-    ]
-
-
 def test_ranks_with_other_data_stop_before_the_first_step(tmp_path, capfd):
+    """Pictures of two classes: in the folder of rank 1 each class has those of the other."""
     for rank in (0, 1):
-        write_images(tmp_path / str(rank) / "data", exchanged=rank == 1)
-    two = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
+        for target, name in enumerate(("cat", "dog")):
+            folder = tmp_path / str(rank) / "data" / name
+            folder.mkdir(parents=True)
+            for number in range(20):
+                picture(100 * (target ^ rank) + number).save(folder / f"{number}.png")
+    task = str(ROOT / "configs/tasks/own_images.yaml")
+    words = ["fit", "--config", task, "--config", write_attention(tmp_path), *TWO]
+    words += [f"--run.root={tmp_path}/runs", "--trainer.max_steps=2", "--trainer.accelerator=cpu"]
+    words += ["--data.init_args.path=data", "--data.init_args.batch_size=4"]
+    words += [f"--{part}.init_args.image_size=32" for part in ("data", "model")]
 
     def work() -> int:
         os.chdir(tmp_path / os.environ["RANK"])
-        return main(pictures("fit", tmp_path, "data", *two))
+        return main(words)
 
     assert in_ranks(work, timeout=60) == [2, 2]
     told = capfd.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from lit_probattn.cli.app import main
 from lit_probattn.tasks import SequenceClassifier
 from tests.support.paths import ROOT
 from tests.support.runs import (
+    at_micro_batch,
     fingerprint,
     in_child,
     in_ranks,
@@ -30,8 +32,9 @@ from tests.support.runs import (
 BATCH, BATCHES, NUM_VAL, SEED = 8, 3, 40, 0
 TWO = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
 PARITY = ("--data.init_args.parity_eval", str(BATCHES))
-# Validations after steps 4, 8, 12 and, out of turn, 14.
-LENGTH = ("--trainer.max_steps", "14", "--trainer.val_check_interval", "4")
+# Validations after steps 2, 4, 6 and, out of turn, 7.
+LENGTH = ("--trainer.max_steps", "7", "--trainer.val_check_interval", "2")
+SHORT = ("--trainer.max_steps", "2")
 
 
 def command(folder: Path, *more: str, name: str = "fit") -> list[str]:
@@ -65,10 +68,13 @@ def oracle(number: int) -> list[list[list[int]]]:
     return [[[next(samples) for _ in range(BATCH)] for _ in range(BATCHES)] for _ in range(number)]
 
 
-@pytest.fixture
-def seen(monkeypatch):
+Seen = dict[tuple[str, int], list[tuple[int, bool]]]
+
+
+@contextmanager
+def recorded() -> Iterator[Seen]:
     """What `evaluate` sees: by split and step, the samples and whether each one is right."""
-    found: dict[tuple[str, int], list[tuple[int, bool]]] = {}
+    found: Seen = {}
     evaluate = SequenceClassifier.evaluate
 
     def record(self, batch, split):
@@ -79,8 +85,24 @@ def seen(monkeypatch):
             place += [(sample, ok) for sample, ok in rows if sample >= 0]
         evaluate(self, batch, split)
 
-    monkeypatch.setattr(SequenceClassifier, "evaluate", record)
-    return found
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SequenceClassifier, "evaluate", record)
+        yield found
+
+
+@pytest.fixture
+def seen():
+    with recorded() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> tuple[Path, Seen]:
+    """A folder with a run, and what its validations saw."""
+    folder = tmp_path_factory.mktemp("whole")
+    with recorded() as found:
+        run(command(folder))
+    return folder, found
 
 
 def mean_of_batches(rows: list[tuple[int, bool]]) -> float:
@@ -90,21 +112,22 @@ def mean_of_batches(rows: list[tuple[int, bool]]) -> float:
     return float(np.mean([np.mean([right for _, right in part]) for part in parts]))
 
 
-@pytest.mark.parametrize("rows", ["8", "5"], ids=["their batches", "other rows at a time"])
-def test_validations_see_the_samples_of_the_oracle_and_say_its_number(tmp_path, seen, rows):
-    run(command(tmp_path, "--data.init_args.eval_batch_size", rows))
+@pytest.mark.parametrize("rows", ["their batches", "other rows at a time"])
+def test_validations_see_the_samples_of_the_oracle_and_say_its_number(tmp_path, whole, rows):
+    folder, seen = whole
+    if rows == "other rows at a time":
+        folder = tmp_path
+        with recorded() as seen:
+            run(command(folder, "--data.init_args.eval_batch_size", "5"))
     expected = oracle(4)
-    logged = {row["step"]: row for row in metrics(only_version(tmp_path)) if row["val/accuracy"]}
-    assert list(logged) == ["4", "8", "12", "14"]
-    for number, step in enumerate((4, 8, 12, 14)):
+    logged = {row["step"]: row for row in metrics(only_version(folder)) if row["val/accuracy"]}
+    assert list(logged) == ["2", "4", "6", "7"]
+    for number, step in enumerate((2, 4, 6, 7)):
         found = seen["val", step]
         assert [sample for sample, _ in found] == [i for part in expected[number] for i in part]
         told = float(logged[str(step)]["val/accuracy"])
         assert told == pytest.approx(mean_of_batches(found), abs=1e-6)
-    assert sorted(seen["val", 4] + seen["val", 8])[0] != sorted(seen["val", 8])  # it moves on
-
-
-SHORT = ("--trainer.max_steps", "2", "--trainer.val_check_interval", "2")
+    assert sorted(seen["val", 2] + seen["val", 4])[0] != sorted(seen["val", 4])  # it moves on
 
 
 def test_the_incomplete_last_batch_of_the_test_split_is_left_out(tmp_path, seen):
@@ -121,73 +144,49 @@ def test_the_incomplete_last_batch_of_the_test_split_is_left_out(tmp_path, seen)
     assert (told["parity_eval"], told["test_samples_left_out"]) == (BATCHES, 2)
 
 
-def test_without_it_whole_splits_are_scored_and_nothing_is_said(tmp_path, seen):
-    whole = (*SHORT, "--data.init_args.parity_eval", "null")
-    run(command(tmp_path, *whole))
-    run(command(tmp_path, *whole, "--ckpt_path", "last", name="test"))
-    assert [sample for sample, _ in seen["val", 2]] == list(range(40))
-    (path,) = only_version(tmp_path).glob("test-*.json")
+def test_without_it_whole_splits_are_scored_and_nothing_is_said(whole, seen):
+    folder, _ = whole
+    without = ("--data.init_args.parity_eval", "null", "--ckpt_path", "last")
+    run(command(folder, *without, name="test"))
+    assert [sample for sample, _ in seen["test", 0]] == list(range(42))
+    (path,) = only_version(folder).glob("test-*.json")
     told = json.loads(path.read_text(encoding="utf-8"))
     assert told["num_samples"] == 42
     assert "parity_eval" not in told
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole")
-    run(command(folder))
-    return folder
-
-
 def test_validate_and_predict_read_whole_splits(whole):
+    folder, _ = whole
     for name in ("validate", "predict"):
-        run(command(whole, "--ckpt_path", "last", name=name))
-    (path,) = only_version(whole).glob("validate-*.json")
+        run(command(folder, "--ckpt_path", "last", name=name))
+    (path,) = only_version(folder).glob("validate-*.json")
     assert json.loads(path.read_text(encoding="utf-8"))["num_samples"] == NUM_VAL
-    (path,) = only_version(whole).glob("predictions-*.parquet")
+    (path,) = only_version(folder).glob("predictions-*.parquet")
     assert len(pd.read_parquet(path)) == 42
 
 
 @pytest.mark.parametrize(
-    "step",
+    "where",
     [
-        pytest.param(5, id="between validations", marks=pytest.mark.slow),
-        pytest.param(12, id="in a validation"),
+        pytest.param({"number": 5}, id="between validations", marks=pytest.mark.slow),
+        pytest.param({"number": 2, "hook": "validation_step", "step": 6}, id="in a validation"),
     ],
 )
-def test_the_rotation_goes_on_after_a_kill(whole, tmp_path, monkeypatch, step):
-    train, validate = SequenceClassifier.training_step, SequenceClassifier.validation_step
-
-    def training_step(self, batch, batch_idx):
-        if step == 5 and batch_idx == step:
-            kill_me()
-        return train(self, batch, batch_idx)
-
-    def validation_step(self, batch, batch_idx):
-        if step == 12 and self.trainer.global_step == step and batch_idx == 2:
-            kill_me()
-        validate(self, batch, batch_idx)
-
+def test_the_rotation_goes_on_after_a_kill(whole, tmp_path, monkeypatch, where):
     with monkeypatch.context() as context:
-        context.setattr(SequenceClassifier, "training_step", training_step)
-        context.setattr(SequenceClassifier, "validation_step", validation_step)
+        at_micro_batch(context, act=kill_me, **where)
         assert in_child(lambda: main(command(tmp_path))) == -signal.SIGKILL
     run(command(tmp_path, "--ckpt_path", "last"))
-    assert metrics(only_version(tmp_path)) == metrics(only_version(whole))
-    assert fingerprint(only_version(tmp_path)) == fingerprint(only_version(whole))
+    undisturbed = only_version(whole[0])
+    assert metrics(only_version(tmp_path)) == metrics(undisturbed)
+    assert fingerprint(only_version(tmp_path)) == fingerprint(undisturbed)
 
 
 @pytest.mark.slow  # the data: tests/datamodules/lra/test_parity_eval.py
 def test_two_processes_see_what_one_sees(tmp_path):
     """In double precision, where rounding changes no prediction; a validation after each step."""
-    more = (
-        "--trainer.max_steps",
-        "4",
-        "--model.init_args.dropout",
-        "0.0",
-        "--trainer.precision",
-        "64-true",
-    )
+    more = ("--trainer.max_steps", "4", "--model.init_args.dropout", "0.0")
+    more += ("--trainer.precision", "64-true")
     for name, layout in (
         ("one", ("--trainer.accumulate_grad_batches", "2", "--trainer.val_check_interval", "2")),
         ("two", (*TWO, "--trainer.val_check_interval", "1")),

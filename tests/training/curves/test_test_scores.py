@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import os
 import random
 import signal
 from pathlib import Path
@@ -12,17 +10,19 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
-from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.cli.app import main
 from lit_probattn.tasks import SequenceClassifier
 from lit_probattn.training.evaluation import TestScores as Scores
+from lit_probattn.training.run_folder import RunSettings
 from lit_probattn.training.run_record import read_starts
 from lit_probattn.training.saving import reject_test_monitors
 from tests.datamodules.text.fine_tuning import made as made_questions
 from tests.support.exact_metrics import language_model
 from tests.support.runs import (
-    arguments,
+    at_micro_batch,
     error_of,
     fingerprint,
     in_child,
@@ -31,31 +31,19 @@ from tests.support.runs import (
     metrics,
     only_version,
     run,
-    write_attention,
+    send,
+    stateful,
 )
 from tests.tasks.distributed.layouts import Trial
 from tests.tasks.tiny import data, task, trainer
 
 ALL = ("--run.test_during_training", "all")
 TWO = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
-# A validation after each of two steps.
-SHORT = ("--trainer.max_steps", "2", "--trainer.val_check_interval", "1")
-QUIET = ("--model.init_args.dropout", "0.0")  # torch's dropout differs by rank
+ONE_VALIDATION = ("--trainer.max_steps", "2", "--trainer.val_check_interval", "2")
 
 
 def command(folder: Path, *more: str, name: str = "fit") -> list[str]:
-    """Validations after steps 4 and 8; dropout within attention, M-step priors."""
-    attention = write_attention(folder, "MGKAttention", dropout=0.2, e_step="soft")
-    often = ("--trainer.log_every_n_steps", "1", "--trainer.max_steps", "8")
-    often += ("--trainer.val_check_interval", "4")
-    return arguments(name, folder, *often, *more, attention=attention)
-
-
-@pytest.fixture(scope="module")
-def without(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("without")
-    run(command(folder))
-    return folder
+    return stateful(name, folder, *more)
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +51,6 @@ def scored(tmp_path_factory):
     folder = tmp_path_factory.mktemp("scored")
     run(command(folder, *ALL))
     return folder
-
-
-ONE_VALIDATION = ("--trainer.max_steps", "2", "--trainer.val_check_interval", "2")
 
 
 def of_test(row: dict[str, str]) -> dict[str, str]:
@@ -79,41 +64,35 @@ def final_scores(folder: Path, capsys, checkpoint: str, *more: str) -> dict[str,
     return json.loads(Path(path).read_text(encoding="utf-8"))
 
 
-def test_training_is_the_same_bit_for_bit(without, scored):
-    assert fingerprint(only_version(scored)) == fingerprint(only_version(without))
-    rows = metrics(only_version(scored))
-    bare = [{k: v for k, v in row.items() if not k.startswith("test/")} for row in rows]
-    assert bare == metrics(only_version(without))
-    assert [row["step"] for row in rows if of_test(row)] == ["4", "8"]
-    assert all(set(of_test(row)) <= {"test/loss", "test/accuracy"} for row in rows)
-
-
-def test_every_row_has_what_the_command_test_says_of_that_step(scored, capsys):
-    """So nothing of a validation, or of an earlier row, is in it."""
+def test_training_is_the_same_bit_for_bit(uninterrupted, scored):
     version = only_version(scored)
-    rows = {int(row["step"]): of_test(row) for row in metrics(version) if of_test(row)}
-    assert rows[4] != rows[8]
-    path = version / "checkpoints/step-00000004.ckpt"
-    for step, checkpoint in ((4, path), (8, "last")):
-        told = final_scores(scored, capsys, str(checkpoint), *ALL)
-        for name, value in rows[step].items():
-            assert float(value) == pytest.approx(told[name], rel=1e-6)
-        assert told["test_during_training"] == "all"
-
-
-def test_the_run_and_its_results_say_so(without, scored, capsys):
-    for folder, expected in ((scored, "all"), (without, None)):
-        (start,) = read_starts(only_version(folder))
+    assert fingerprint(version) == fingerprint(uninterrupted)
+    rows = metrics(version)
+    bare = [{k: v for k, v in row.items() if not k.startswith("test/")} for row in rows]
+    assert bare == metrics(uninterrupted)
+    assert [row["step"] for row in rows if of_test(row)] == ["4", "6"]
+    assert all(set(of_test(row)) <= {"test/loss", "test/accuracy"} for row in rows)
+    for folder, expected in ((version, "all"), (uninterrupted, None)):
+        (start,) = read_starts(folder)
         assert start["test_during_training"] == expected
-    assert final_scores(without, capsys, "last")["test_during_training"] is None
+
+
+def test_a_row_has_what_the_command_test_says_of_that_step(scored, capsys):
+    """So nothing of a validation, or of an earlier row, is in it."""
+    earlier, row = filter(None, map(of_test, metrics(only_version(scored))))
+    assert earlier != row
+    told = final_scores(scored, capsys, "last", *ALL)
+    for name, value in row.items():
+        assert float(value) == pytest.approx(told[name], rel=1e-6)
+    assert told["test_during_training"] == "all"
 
 
 def test_a_number_of_batches_is_the_beginning_of_the_split(tmp_path, capsys):
-    part = ("--run.test_during_training", "1")
+    part = (*ONE_VALIDATION, "--run.test_during_training", "1")
     run(command(tmp_path, *part))
     row = of_test(metrics(only_version(tmp_path))[-1])
     told = final_scores(tmp_path, capsys, "last", *part, "--trainer.limit_test_batches", "1")
-    assert told["num_samples"] == 8
+    assert told["num_samples"] == 4
     assert float(row["test/loss"]) == pytest.approx(told["test/loss"], rel=1e-6)
     assert told["test_during_training"] == 1
 
@@ -121,34 +100,21 @@ def test_a_number_of_batches_is_the_beginning_of_the_split(tmp_path, capsys):
 # ---- ends and layouts --------------------------------------------------------------------------
 
 
-def in_the_test_split(monkeypatch, do, number):
-    """Call `do` in the second batch of the test split of step `number`."""
-    score = SequenceClassifier.test_step
-
-    def step(self, batch, batch_idx):
-        if self.trainer.global_step == number and batch_idx == 1 and self.trainer.state.fn == "fit":
-            do()
-        score(self, batch, batch_idx)
-
-    monkeypatch.setattr(SequenceClassifier, "test_step", step)
-
-
 @pytest.mark.parametrize(
     ("do", "number", "status"),
     [  # killed with a checkpoint of an earlier step
-        pytest.param(kill_me, 8, -signal.SIGKILL, id="killed", marks=pytest.mark.slow),
-        pytest.param(lambda: os.kill(os.getpid(), signal.SIGTERM), 4, 143, id="asked to end"),
+        pytest.param(kill_me, 6, -signal.SIGKILL, id="killed", marks=pytest.mark.slow),
+        pytest.param(send(signal.SIGTERM), 4, 128 + signal.SIGTERM, id="asked to end"),
     ],
 )
 def test_a_run_that_ends_within_the_test_split_goes_on_with_the_same_rows(
     scored, tmp_path, monkeypatch, do, number, status
 ):
     with monkeypatch.context() as context:
-        in_the_test_split(context, do, number)
+        at_micro_batch(context, 1, do, hook="test_step", step=number)
         assert in_child(lambda: main(command(tmp_path, *ALL))) == status
     if do is not kill_me:  # saved, and not validated yet
-        with (only_version(tmp_path) / "metrics.csv").open() as file:
-            assert not any(row.get("val/loss") for row in csv.DictReader(file))
+        assert not any(row.get("val/loss") for row in metrics(only_version(tmp_path)))
         assert (only_version(tmp_path) / "checkpoints/step-00000004.ckpt").is_file()
     run(command(tmp_path, *ALL, "--ckpt_path", "last"))
     assert fingerprint(only_version(tmp_path)) == fingerprint(only_version(scored))
@@ -158,19 +124,18 @@ def test_a_run_that_ends_within_the_test_split_goes_on_with_the_same_rows(
 
 def test_two_processes_log_what_one_does(tmp_path):
     """21 samples: the second process has a row that only fills up."""
-    for name, more in (("one", ()), ("two", TWO)):
-        folder = tmp_path / name
+    quiet = ("--model.init_args.dropout", "0.0")  # torch's dropout differs by rank
+    rows = []
+    for count, accumulation, more in ((1, "2", ()), (2, "1", TWO)):
+        folder = tmp_path / str(count)
         folder.mkdir()
-        work = command(folder, *ALL, *QUIET, *SHORT, *more)
-        assert set(in_ranks(lambda work=work: main(work), 2 if more else 1)) == {0}
-    one, two = (
-        [of_test(row) for row in metrics(only_version(tmp_path / name)) if of_test(row)]
-        for name in ("one", "two")
-    )
-    assert len(one) == len(two) == 2
-    for first, second in zip(one, two, strict=True):
-        assert second["test/accuracy"] == first["test/accuracy"]
-        assert float(second["test/loss"]) == pytest.approx(float(first["test/loss"]), rel=1e-5)
+        steps = ("--trainer.max_steps", "1", "--trainer.accumulate_grad_batches", accumulation)
+        work = command(folder, *ALL, *quiet, *steps, *more)
+        assert set(in_ranks(lambda work=work: main(work), count)) == {0}
+        rows.append([of_test(row) for row in metrics(only_version(folder)) if of_test(row)])
+    ((one,), (two,)) = rows
+    assert two["test/accuracy"] == one["test/accuracy"]
+    assert float(two["test/loss"]) == pytest.approx(float(one["test/loss"]), rel=1e-5)
 
 
 def test_random_states_are_as_before():
@@ -201,15 +166,12 @@ def test_random_states_are_as_before():
 
 def test_a_language_model_is_scored_in_the_form_of_its_validation(tmp_path):
     """The command test slides its window; during training both splits are cut into segments."""
-    short = ("--trainer.max_steps", "4", "--trainer.val_check_interval", "2")
-    run(["fit", *language_model(tmp_path), *short, *ALL])
-    rows = [row for row in metrics(only_version(tmp_path)) if of_test(row)]
-    assert len(rows) == 2
-    for row in rows:
-        assert set(of_test(row)) == {"test/ppl_segments", "test/tokens_segments"}
-        assert row["test/ppl_segments"] != row["val/ppl_segments"]
-    tokens = float(rows[0]["test/tokens_segments"])
-    run(["test", *language_model(tmp_path), *short, "--ckpt_path", "last"])
+    run(["fit", *language_model(tmp_path), *ONE_VALIDATION, *ALL])
+    (row,) = [row for row in metrics(only_version(tmp_path)) if of_test(row)]
+    assert set(of_test(row)) == {"test/ppl_segments", "test/tokens_segments"}
+    assert row["test/ppl_segments"] != row["val/ppl_segments"]
+    tokens = float(row["test/tokens_segments"])
+    run(["test", *language_model(tmp_path), *ONE_VALIDATION, "--ckpt_path", "last"])
     (path,) = only_version(tmp_path).glob("test-*.json")
     assert tokens == json.loads(path.read_text(encoding="utf-8"))["test/tokens_sliding"]
 
@@ -233,24 +195,25 @@ def test_questions_are_answered(tmp_path):
 # ---- what is refused ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("more", [ALL, ()], ids=["scored", "not scored"])
-def test_a_checkpoint_is_not_chosen_by_it(tmp_path, capsys, more):
-    line = error_of(command(tmp_path, *more, "--run.monitor", "test/loss"), capsys)
+def test_a_checkpoint_is_not_chosen_by_it(tmp_path, capsys):
+    line = error_of(command(tmp_path, "--run.monitor", "test/loss"), capsys)
     assert "run.monitor test/loss would select by the test split" in line
     assert line.endswith("such as val/loss")
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("kind", ["EarlyStopping", "ModelCheckpoint"])
-def test_a_run_does_not_end_by_it(tmp_path, capsys, kind):
+def test_a_run_does_not_end_by_it(tmp_path, capsys):
     path = tmp_path / "stop.yaml"
-    name = f"lightning.pytorch.callbacks.{kind}"
+    name = "lightning.pytorch.callbacks.EarlyStopping"
     path.write_text(
         f"trainer: {{callbacks: [{{class_path: {name}, init_args: {{monitor: test/accuracy}}}}]}}"
     )
     line = error_of(command(tmp_path, *ALL, "--config", str(path)), capsys)
-    assert f"the monitor of {kind} in trainer.callbacks, test/accuracy would select by" in line
+    told = "the monitor of {} in trainer.callbacks, test/accuracy would select by"
+    assert told.format("EarlyStopping") in line
     assert "such as val/accuracy" in line
+    with pytest.raises(ValueError, match=told.format("ModelCheckpoint")):
+        reject_test_monitors([ModelCheckpoint(monitor="test/accuracy")])
     reject_test_monitors([EarlyStopping("val/accuracy")])
 
 
@@ -268,11 +231,11 @@ def test_a_learning_rate_does_not_follow_it():
         trainer(2, val_check_interval=2, callbacks=[Scores("all")]).fit(made, data())
 
 
-@pytest.mark.parametrize("number", ["0", "-3"])
-def test_a_number_of_batches_is_positive(tmp_path, capsys, number):
-    line = error_of(command(tmp_path, "--run.test_during_training", number), capsys)
-    assert "run.test_during_training must be all, or a number of batches of at least 1" in line
-    assert f"received {number}" in line
+@pytest.mark.parametrize("number", [0, -3])
+def test_a_number_of_batches_is_positive(number):
+    told = f"must be all, or a number of batches of at least 1, received {number}"
+    with pytest.raises(ConfigError, match=f"run.test_during_training {told}"):
+        RunSettings(test_during_training=number)
 
 
 def test_other_modules_and_other_data_are_refused_by_name():
