@@ -34,9 +34,9 @@ KINDS = {
 
 
 def check_kind(name, is_causal, tiles, head_dims, sizes):
-    """Compare one sample; two heads are enough where each mixes both sources."""
-    heads = 2 if KINDS[name].weighted else selftest._HEADS
-    with forced(Launch(*tiles)), mock.patch.object(selftest, "_HEADS", heads):
+    """Compare one sample with two heads, which mix two sources or share one."""
+    sizes_of_calls = {"_HEADS": 2, "_SOURCES": 2 if KINDS[name].weighted else 1}
+    with forced(Launch(*tiles)), mock.patch.multiple(selftest, **sizes_of_calls):
         given = is_causal, DEVICE, torch.float32, head_dims, sizes
         pairs = selftest.compare(KINDS[name], *given, batch=1)
     for found, exact in pairs:
