@@ -71,6 +71,10 @@ LAYERS = {
     ),
     "gfish": (FiSHAttention, {"num_heads": 4, "num_global_heads": 2, "mixer": "mlp"}),
     "mish": (FiSHAttention, {"num_heads": 4, "num_global_heads": 2, "mixer": "shared"}),
+    "fish as written, noise per head at evaluation": (
+        FiSHAttention,
+        {"num_heads": 4, "mixer": "relu_sum", "noise": "local", "noise_at_eval": True},
+    ),
     "fish, mixed keys": (
         FiSHAttention,
         {"num_heads": 4, "num_global_heads": 2, "mix_on": "key", "noise": "none"},

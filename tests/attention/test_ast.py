@@ -14,8 +14,6 @@ from lit_probattn.attention import (
     ASTAttention,
     HeadCall,
     HeadLayout,
-    KVCache,
-    SoftmaxAttention,
 )
 from lit_probattn.attention.ast import (
     AST,
@@ -27,9 +25,7 @@ from lit_probattn.attention.backends import attend
 from lit_probattn.attention.engines import blocks
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.commands.bounded_cache import bound_problem
-from lit_probattn.configs import class_of
 from lit_probattn.kernels.cpu.selftest import failure
-from lit_probattn.measure.counters import torch_flops
 from lit_probattn.randomness import RandomKey
 from tests.attention.mgk.oracles import visible_pairs
 from tests.attention.test_parity import EMBED, MASKS, SHAPES, make_layer
@@ -172,10 +168,6 @@ def test_studies_see_learned_alphas_only():
     assert ASTAttention(10, 2, head_dim=3, alpha=1.5).core.learned() == {}
 
 
-def test_the_class_path_of_saved_configurations():
-    assert class_of("lit_probattn.attention.ASTAttention") is ASTAttention
-
-
 # ---- limits ----------------------------------------------------------------------------------
 
 
@@ -211,60 +203,7 @@ def test_small_alpha_tends_to_the_softmax():
     assert 1.8 < float(errors[0] / errors[1]) < 2.2
 
 
-def test_layer_at_small_alpha_is_close_to_softmax_attention():
-    sparse, dense = ASTAttention(11, 3, head_dim=5, alpha=1.01), SoftmaxAttention(11, 3, head_dim=5)
-    sparse.load_state_dict(dense.state_dict())
-    x = torch.randn(2, 13, 11)
-    torch.testing.assert_close(
-        sparse(x, is_causal=True), dense(x, is_causal=True), atol=5e-3, rtol=0
-    )
-
-
 # ---- what every layer promises ---------------------------------------------------------------
-
-
-def test_maps_make_the_output_and_have_zeros():
-    layer = make_layer(ASTAttention, OPTIONS["ast"]).eval()
-    x = torch.randn(2, 13, EMBED, dtype=torch.float64)
-    mask = torch.arange(13) < torch.tensor([[13], [9]])
-    maps = layer.weights(x, key_mask=mask, is_causal=True)
-    value = layer.value_proj(x).unflatten(-1, (3, 5)).transpose(1, 2)
-    made = layer.out_proj((maps @ value).transpose(1, 2).flatten(2))
-    torch.testing.assert_close(made, layer(x, key_mask=mask, is_causal=True), rtol=0, atol=1e-12)
-    torch.testing.assert_close(maps.sum(-1), torch.ones(2, 3, 13).double())
-    assert (maps.tril() == 0).double().mean() > (torch.ones(13, 13).tril() == 0).double().mean()
-
-
-@pytest.mark.parametrize("step", [1, 3])
-def test_decoding_with_the_cache_equals_the_full_pass(step):
-    layer = make_layer(ASTAttention, OPTIONS["ast, alpha 1.3, rotary"]).eval()
-    x = torch.randn(2, 13, EMBED, dtype=torch.float64)
-    full = layer(x, is_causal=True)
-    cache, parts = KVCache(), []
-    with torch.no_grad():
-        for start in range(0, 13, step):
-            parts.append(layer(x[:, start : start + step], is_causal=True, cache=cache))
-    torch.testing.assert_close(torch.cat(parts, 1), full, atol=1e-12, rtol=0)
-
-
-def test_rows_that_see_nothing_give_zeros_and_zero_gradients():
-    for backend in ("reference", "blockwise"):
-        layer = ASTAttention(11, 3, head_dim=5, backend=backend)
-        mask = torch.ones(2, 13, dtype=torch.bool)
-        mask[1] = False
-        x = torch.randn(2, 13, 11, requires_grad=True)
-        out = layer(x, key_mask=mask)
-        torch.testing.assert_close(out[1], layer.out_proj.bias.expand_as(out[1]))
-        out.square().sum().backward()
-        assert (x.grad[1] == 0).all()
-        assert x.grad.isfinite().all()
-
-
-@pytest.mark.parametrize("backend", ["sdpa", "triton"])
-def test_fused_backends_are_refused(backend):
-    layer = ASTAttention(11, 3, head_dim=5, backend=backend)
-    with pytest.raises(NotImplementedError, match="use one of: auto, reference, blockwise"):
-        layer(torch.zeros(1, 3, 11))
 
 
 def test_blocks_need_less_memory_for_the_backward_pass(monkeypatch):
@@ -304,16 +243,6 @@ def test_learned_alpha_moves_and_stays_in_range():
     assert layer.core.pre_alpha.grad[0] == 0.0
     assert layer.core.pre_alpha.grad[1] != 0.0
     assert layer.core.pre_alpha.grad.isfinite().all()
-
-
-def test_cost_is_what_is_counted():
-    layer = ASTAttention(11, 3, head_dim=5, backend="reference").eval()
-    x = torch.randn(1, 17, 11)
-    cost = layer.cost(17)
-    with torch.no_grad():
-        assert torch_flops(lambda: layer(x)) == 2 * cost.macs
-    assert cost.num_parameters == SoftmaxAttention(11, 3, head_dim=5).cost(17).num_parameters + 3
-    assert cost.macs == SoftmaxAttention(11, 3, head_dim=5).cost(17).macs
 
 
 def test_without_the_package_the_layer_says_what_to_install(monkeypatch):

@@ -134,15 +134,6 @@ def test_components_may_come_as_further_heads(e_step):
         assert torch.equal(core(one), core(stacked))
 
 
-def test_grouped_heads_and_masks_of_heads():
-    core = SoftmaxCore(layout(key=3, value=3))
-    query, key, value = double(B, H, N, E), double(B, 3, L, E), double(B, 3, L, E_V)
-    pairs = torch.rand(H, N, L) < 0.7
-    masks = make_masks(B, H, N, L, attn_mask=pairs)
-    expected = F.scaled_dot_product_attention(query, key, value, attn_mask=pairs, enable_gqa=True)
-    torch.testing.assert_close(core(HeadCall(query, key, value, masks)), expected, **CLOSE)
-
-
 @pytest.mark.parametrize("name", ["attn_mask", "bias"])
 def test_masks_of_fewer_dimensions_are_aligned_on_the_right(name):
     for given in ((N, L), (H, N, L), (B, 1, N, L)):

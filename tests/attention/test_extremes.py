@@ -86,7 +86,7 @@ def run(layer, x, key_mask, is_causal):
 
 
 @pytest.mark.parametrize(("name", "backend"), every_nth(4, CASES))
-@settings(derandomize=True, max_examples=25, deadline=None, database=None)
+@settings(derandomize=True, max_examples=12, deadline=None, database=None)
 @given(
     size=SIZES,
     variances=st.tuples(VARIANCES, VARIANCES),
@@ -147,12 +147,15 @@ REAL = torch.tensor([[1] * 9, [1] * 6 + [0] * 3, [0] * 9]).bool()
     mostly_slow(itertools.product(WALKED, DTYPES), in_turn(WALKED, DTYPES, nth=3)),
 )
 def test_no_variant_gives_nan(name, dtype):
-    """Outputs and gradients of every variant and backend, from inputs of size 30 to 300."""
+    """Outputs and gradients of every variant and backend, from inputs of size 30 to 300.
+
+    Causal and other calls take turns; all have a row without keys.
+    """
     torch.manual_seed(0)
     layer = WALKED[name]().to(dtype).train()
     noise = torch.randn(3, 9, VARIANT_EMBED, generator=torch.Generator().manual_seed(1))
     half, most = dtype == torch.float16, GRADIENTS_IN_FLOAT16.get(name, MOST_IN_FLOAT16)
-    for size, is_causal in itertools.product(sorted({most, 30, 300}), (False, True)):
+    for size, is_causal in zip(sorted({most, 30, 300}), itertools.cycle((False, True))):
         if half and size > OUTPUTS_IN_FLOAT16.get(name, size):
             continue
         for backend in layer.core.backends:

@@ -20,7 +20,6 @@ from tests.support.helpers import (
     make_call,
     run_with_gradients,
     skip_without_library,
-    use_oracle,
 )
 from tests.support.slow import FEWER, every_nth, some_of
 
@@ -64,6 +63,7 @@ MGK = {
         "num_kv_heads": 3,
         "shifted_keys": True,
         "variance": "code_lm",
+        "learn_variance": True,
     },
     "mgk, value size 7": {"num_heads": 3, "value_head_dim": 7},
     "mgk, hard": {"num_heads": 3, "e_step": "hard", "variance": "paper_main"},
@@ -146,42 +146,64 @@ def test_blocks_of_any_size_agree(cls, options, monkeypatch):
         assert_same(run_with_gradients(layer, inputs, call), expected)
 
 
-FAST_PAIRS = every_nth(6, [p for p in PAIRS if p.values[-1] != "reference"])
+def check_beside_eager(make, backend, draws, group=str):
+    """Hold errors in single precision to twice those of the eager reference.
+
+    They are root mean squares over several calls, against the reference in float64. PyTorch's fused
+    kernel is held to a relative error of 2e-5 where twice eager is less: sums of prior and norm
+    gradients lose a little more in it.
+
+    Args:
+        make: returns a layer in float64.
+        draws: lists of lengths and random keys; as long as the bound does not hold, the next one
+            is added.
+        group: what a gradient is counted to, by its name.
+    """
+    exact, single = make(), make().float()
+    single.load_state_dict(exact.state_dict())
+    exact.load_state_dict(single.state_dict())  # both hold the float32 values
+    exact.backend, squares, beyond = "reference", {}, {}
+    for calls in draws:
+        for length, rng in calls:
+            inputs, call = make_call(exact, length, length, "key", False, rng)
+            inputs = [x.float() for x in inputs]
+            true = run_with_gradients(exact, [x.double() for x in inputs], call)
+            _, call = make_call(single, length, length, "key", False, rng)
+            for side, name in enumerate((backend, "reference")):
+                single.backend = name
+                found = run_with_gradients(single, inputs, call)
+                for part, value in {"out": found[0], **found[1]}.items():
+                    expected = true[0] if part == "out" else true[1][part]
+                    sums = squares.setdefault(group(part), [0.0, 0.0, 0.0])
+                    sums[side] += (value.double() - expected).square().sum().item()
+                    sums[2] += expected.square().sum().item() / 2
+        beyond = {}
+        for part, (ours, eager, size) in squares.items():
+            allowed = max(2 * eager**0.5, 1e-12)
+            if size < 1e-10:  # gradients that are zero but for rounding have no relative error
+                allowed = max(allowed, 2e-5)
+            elif backend == "sdpa":
+                allowed = max(allowed, 2e-5 * size**0.5)
+            if ours**0.5 > allowed:
+                beyond[part] = (ours**0.5, allowed)
+        if not beyond:
+            break
+    assert beyond == {}
+
+
+FAST_PAIRS = every_nth(9, [p for p in PAIRS if p.values[-1] != "reference"])
 
 
 @pytest.mark.parametrize(("cls", "oracle", "name", "options", "backend"), FAST_PAIRS)
 def test_single_precision_error_is_within_twice_eager(cls, oracle, name, options, backend):
-    """Root mean square error to float64 at most twice that of the eager reference in float32.
+    """Of output and inputs each, and of all parameters together, as the kernels' parity has it.
 
-    Of output and inputs each, and of all parameters together, as the kernels' parity run has it:
-    the gradient of a single component's prior is zero, and the rest of one rounding error has no
-    ratio to that of another on every processor. PyTorch's fused kernel is held to a relative
-    error of 2e-5 where twice eager is less.
+    The gradient of a single component's prior is zero, and the rest of one rounding error has no
+    ratio to that of another on every processor.
     """
     skip_without_library(backend)
-    exact = make_layer(cls, options)
-    single = make_layer(cls, options).float()
-    single.load_state_dict(exact.state_dict())
-    exact.load_state_dict(single.state_dict())  # both hold the float32 values
-    ours: dict[str, float] = {}
-    plain: dict[str, float] = {}
-    true: dict[str, float] = {}
-    for length in range(61, 69):
-        inputs, call = make_call(exact, length, length, "key", False)
-        inputs = [x.float() for x in inputs]
-        use_oracle(exact, oracle)
-        expected = run_with_gradients(exact, [x.double() for x in inputs], call)
-        _, call = make_call(single, length, length, "key", False)
-        for side, name_of in ((ours, backend), (plain, "reference")):
-            single.backend = name_of
-            found = run_with_gradients(single, inputs, call)
-            for part in ("out", *expected[1]):
-                a, b = (x[0] if part == "out" else x[1][part] for x in (found, expected))
-                group = "parameters" if "." in part else part
-                side[group] = side.get(group, 0.0) + (a.double() - b).square().sum().item()
-                true[group] = true.get(group, 0.0) + b.square().sum().item() / 2
-    for part, square in ours.items():
-        budget = 2 * plain[part] ** 0.5
-        if backend == "sdpa":  # not our kernel: sums of prior and norm gradients lose a little more
-            budget = max(budget, 2e-5 * true[part] ** 0.5)
-        assert square**0.5 <= budget, part
+    draws = [[(length, None) for length in range(61, 69)]]
+    check_beside_eager(
+        *(lambda: make_layer(cls, options), backend, draws),
+        group=lambda part: "parameters" if "." in part else part,
+    )

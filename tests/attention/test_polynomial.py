@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from lit_probattn.analysis.approximation.measure import (
     score,
@@ -12,11 +11,10 @@ from lit_probattn.analysis.approximation.measure import (
     verify_caratheodory,
 )
 from lit_probattn.analysis.approximation.methods import RandomFeatures
-from lit_probattn.attention import HeadCall, HeadLayout, KVCache, PolynomialAttention
+from lit_probattn.attention import HeadCall, HeadLayout, PolynomialAttention
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.attention.polynomial import PolynomialCore, polynomial_scores
 from lit_probattn.base.errors import UnsupportedError
-from lit_probattn.configs import class_of
 from tests.analysis.approximation.test_swap import KINDS, LENGTH, batches, language_model, layers_of
 from tests.attention.mgk.oracles import combine
 from tests.support.helpers import (
@@ -81,15 +79,6 @@ def test_a_temperature_cancels_and_high_degrees_pick_the_largest_product():
     assert float(sharp.amax(-1).min()) > 0.9
 
 
-def test_cache_equals_the_full_pass():
-    layer = PolynomialAttention(C, H, head_dim=E, num_kv_heads=1, degree=6).double().eval()
-    x, cache, parts = torch.randn(B, N, C, dtype=torch.float64), KVCache(), []
-    with torch.no_grad():
-        for start in range(0, N, 3):
-            parts.append(layer(x[:, start : start + 3], is_causal=True, cache=cache))
-    torch.testing.assert_close(torch.cat(parts, 1), layer(x, is_causal=True), atol=1e-12, rtol=0)
-
-
 @pytest.mark.parametrize("bad", [float("nan"), 1e25])
 def test_products_that_are_not_finite_give_nan_in_the_library_too(bad):
     skip_without_library("native")
@@ -106,16 +95,6 @@ def test_products_that_are_not_finite_give_nan_in_the_library_too(bad):
     assert torch.equal(found["native"].isnan(), expected)
 
 
-def test_cost_is_softmax_plus_the_power():
-    layer = PolynomialAttention(C, H, head_dim=E)
-    layer.backend = "reference"
-    with FlopCounterMode(display=False) as counter:
-        layer(torch.randn(1, N, C))
-    cost = layer.cost(N)
-    assert counter.get_total_flops() == 2 * cost.macs
-    assert cost.num_parameters == sum(p.numel() for p in layer.parameters())
-
-
 @pytest.mark.parametrize("degree", [0, 1, 3])
 def test_odd_degrees_are_refused(degree):
     with pytest.raises(ValueError, match=f"degree must be even and at least 2.*received {degree}"):
@@ -129,10 +108,6 @@ def test_any_scale_cancels():
     found = core(HeadCall(query, key, value, masks, scale=0.2))
     expected = core(HeadCall(query, key, value, masks))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-
-
-def test_the_class_path_of_saved_configurations():
-    assert class_of("lit_probattn.attention.PolynomialAttention") is PolynomialAttention
 
 
 # ---- inside a model: what studies of approximation say of it ----------------------------------
@@ -163,16 +138,3 @@ def test_hashing_and_features_need_the_exponential_kernel():
     task = model()
     with pytest.raises(UnsupportedError, match="remove lsh and orf"):
         score_approximated(task, batches(1), layers_of(task), RandomFeatures(8, "performer", 0))
-
-
-@pytest.mark.parametrize("part_len", [1, 4])
-def test_a_cache_is_read_in_parts(part_len):
-    layer = PolynomialAttention(8, 2, degree=4).double().eval()
-    x = torch.randn(2, 11, 8, dtype=torch.float64)
-    layer.backend = "reference"
-    full = layer(x, is_causal=True)
-    layer.backend = "auto"
-    cache = KVCache(part_len=part_len)
-    steps = [layer(x[:, i : i + 1], cache=cache, is_causal=True) for i in range(x.shape[1])]
-    torch.testing.assert_close(torch.cat(steps, 1), full, atol=1e-13, rtol=0)
-    assert len(cache.parts()) == -(-x.shape[1] // part_len)

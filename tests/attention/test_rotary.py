@@ -189,16 +189,10 @@ def test_cache_holds_rotated_keys_at_their_places():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rotary_dim": 3}, "even and from 2 to head_dim=6, received 3"),
-        ({"rotary_dim": 8}, "even and from 2 to head_dim=6, received 8"),
         ({"rotary_dim": 4, "rotary_shift": "inside"}, "before, after, unrotated"),
+        ({"rotary_dim": E, "rotary_shift": "unrotated"}, "rotary_dim=6 leaves no dimension"),
     ],
 )
 def test_bad_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         MGKAttention(C, H, head_dim=E, shifted_keys=True, **options)
-
-
-def test_shifts_need_unrotated_dimensions():
-    with pytest.raises(ValueError, match="rotary_dim=6 leaves no dimension"):
-        MGKAttention(C, H, head_dim=E, shifted_keys=True, rotary_dim=E, rotary_shift="unrotated")

@@ -72,14 +72,14 @@ def in_turn(
 ) -> Iterator[tuple[str, T]]:
     """Yield names and cases: each of several presets of a class takes every nth case in turn.
 
-    A class with fewer presets takes all cases with each of them.
+    Fewer than n presets share the cases, so that a class takes each of them at least once.
     """
     presets = defaultdict(list)
     for name, make in makes.items():
         presets[type(make())].append(name)
     for names in presets.values():
         for (turn, name), (number, case) in product(enumerate(names), enumerate(cases)):
-            if len(names) < nth or (turn + number) % nth == 0:
+            if (turn + number) % min(nth, len(names)) == 0:
                 yield name, case
 
 

@@ -86,15 +86,6 @@ def test_inductor_takes_the_graph(name):
     torch.testing.assert_close((grads[-1] * inputs[-1]).sum(), 2 * out.square().sum())
 
 
-@pytest.mark.slow
-def test_torchs_encoder_with_our_layers_is_one_graph():
-    encoder = torch.nn.TransformerEncoderLayer(12, 2, 8, dropout=0.0, batch_first=True)
-    model, _ = lit_probattn.swap(torch.nn.Sequential(encoder), "mgk", heads=0.5)
-    model[0].self_attn.dropout = 0.4
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    check(model, compiled, [torch.randn(B, N, 12)])
-
-
 def test_the_choice_in_a_graph(monkeypatch):
     """Passes over rows that are operators are chosen as outside a graph; others give way."""
     core = lit_probattn.create("softmax", 8, 2, dropout=0.4).core

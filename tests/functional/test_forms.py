@@ -19,7 +19,6 @@ from lit_probattn.attention import (
     MLKAttention,
     SoftmaxAttention,
 )
-from lit_probattn.attention.engines.native import native_refusal
 from tests.functional.checks import E_V, B, E, H, N, check_form, double
 
 G, K = 2, 3
@@ -167,22 +166,6 @@ def test_what_must_collapse_to_torchs_attention():
     torch.testing.assert_close(mixed, expected, **CLOSE)
 
 
-def test_a_mixture_by_loops():
-    query, key, value = double(1, 1, 3, E), double(1, 1, 2, 4, E), double(1, 1, 4, E_V)
-    prior, variance = torch.tensor([0.3, 0.7]).double(), torch.tensor([0.9, 2.3]).double()
-    found = LF.mgk_attention(query, key, value, log_prior=prior.log(), variance=variance)
-    for i in range(3):
-        weights = [
-            sum(
-                prior[r] * torch.exp(-(query[0, 0, i] - key[0, 0, r, j]).square().sum() / 2 / s)
-                for r, s in enumerate(variance)
-            )
-            for j in range(4)
-        ]
-        out = sum(w * value[0, 0, j] for j, w in enumerate(weights)) / sum(weights)
-        torch.testing.assert_close(found[0, 0, i], out, **CLOSE)
-
-
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("backend", ["reference", "blockwise"])
 def test_a_negative_sum_divides_too(backend, is_causal):
@@ -304,19 +287,3 @@ def test_infinite_and_least_floats_of_a_mask_hide_pairs(name, hidden):
     assert (found[..., 2, :] == 0).all()
     others = [i for i in range(N) if i != 2]
     torch.testing.assert_close(found[..., others, :], visible[..., others, :], **CLOSE)
-
-
-@pytest.mark.parametrize("backend", ["reference", "sdpa", "blockwise", "native", "auto"])
-def test_calls_without_queries_return_no_rows(backend):
-    if backend == "native" and native_refusal("cpu") is not None:
-        pytest.skip("no C library on this machine")
-    query, key, value = (
-        double(B, H, 0, E),
-        double(B, H, N, E).requires_grad_(),
-        double(B, H, N, E_V),
-    )
-    out = LF.softmax_attention(query, key, value, backend=backend)
-    assert out.shape == (B, H, 0, E_V)
-    out.sum().backward()
-    assert key.grad is not None
-    assert not key.grad.any()

@@ -16,34 +16,12 @@ from lit_probattn.kernels.fish.selftest import _KEYS, _ROWS, compare, self_test
 from lit_probattn.kernels.runtime import Launch, draw_tensor, forced
 from lit_probattn.kernels.selftest import causal
 from lit_probattn.randomness import STREAM_NOISE, RandomKey, normal_noise, philox4x32
-from profiling.kernels.cases import CASES
-from profiling.kernels.parity import parity_rows
 from tests.attention.fish.oracle import fish_oracle
-from tests.kernels.budget import check_budget, draws_noise
 from tests.support.helpers import largest_difference, run_with_gradients, use_oracle
 from tests.support.slow import mostly_slow
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SIZES = {"num_heads": 3, "num_global_heads": 2, "noise_scale": 0.3}
-OURS = [case for case in CASES if case.name.startswith(("fish", "gfish"))]
-# One tile each, for speed; many, because a few numbers (noise scales) say little about an error.
-SHAPES = [(11 + 2 * i, 14 + 7 * i % 18) for i in range(6)]
-
-
-@pytest.mark.usefixtures("nan_filled_empties")
-@pytest.mark.parametrize(
-    ("case", "dtype"),
-    mostly_slow(
-        itertools.product(OURS, [torch.float32, torch.float16]),
-        [("fish, noise per head", torch.float16)],
-    ),
-)
-def test_error_is_within_twice_that_of_eager_code(case, dtype):
-    shapes = SHAPES if draws_noise(case) else SHAPES[:3]
-    shapes = shapes if dtype == torch.float32 else shapes[::2]
-    rows = parity_rows(case, dtype, device=DEVICE, head_dim=9, shapes=shapes)
-    assert {row.tensor for row in rows} >= {"out", "query", "key", "value", "mixing.weights.0"}
-    check_budget(rows)
 
 
 @pytest.mark.usefixtures("nan_filled_empties", "one_sample")
@@ -60,7 +38,6 @@ def test_error_is_within_twice_that_of_eager_code(case, dtype):
 )
 def test_tiles_and_head_groups_change_nothing_but_rounding(family, blocks, heads, monkeypatch):
     monkeypatch.setattr(fish_call, "MOST_HEADS", heads)
-    monkeypatch.setattr(fish_selftest, "_HEADS", 3)
     with forced(Launch(*blocks)):
         pairs = self_test(family, DEVICE, torch.float32, (11, 7), (21, 29))
     for found, exact in pairs:
@@ -100,7 +77,7 @@ LAYERS = {
     "noise on scaled scores": {"scale_position": "before", "noise_position": "scaled"},
     "mish, noise per head": {"mixer": "shared", "noise": "local", "sigma_shape": "scalar"},
     "gfish, noise per unit": {"mixer": "mlp", "noise": "local_global", "mixing_bias": "all"},
-    "more heads than a group": {"num_heads": 6, "noise": "local"},
+    "more heads than a group": {"num_heads": 5, "noise": "local"},
 }
 
 
@@ -153,7 +130,7 @@ def test_layer_equals_independent_sums(name):
 
 
 @pytest.mark.parametrize(
-    "shape", mostly_slow([((2, 3),), ((1, 3),), ((2, 1),), ((1, 1),)], [((1, 3),), ((2, 1),)])
+    "shape", mostly_slow([((2, 3),), ((1, 3),), ((2, 1),), ((1, 1),)], [((1, 1),)])
 )
 def test_bias_gradient_is_summed_over_what_the_bias_is_broadcast_over(shape):
     query, key, value = torch.randn(2, 2, 9, 5), torch.randn(2, 2, 11, 5), torch.randn(2, 3, 11, 5)
@@ -235,13 +212,13 @@ def test_passes_have_two_loops_where_both_compile_without_spills():
 def test_keys_after_the_last_real_one_are_not_read():
     """Their tiles hold NaN, which even a weight of zero would spread; a sample may have no key."""
     torch.manual_seed(0)
-    lengths = torch.tensor([20, 0, 70], device=DEVICE)
-    key_mask = torch.arange(97, device=DEVICE) < lengths[:, None]
-    shapes = [(3, 2, 20, 5), (3, 2, 97, 5), (3, 3, 97, 5), (3, 2)]
+    lengths = torch.tensor([20, 0, 40], device=DEVICE)
+    key_mask = torch.arange(70, device=DEVICE) < lengths[:, None]
+    shapes = [(3, 1, 20, 5), (3, 1, 70, 5), (3, 2, 70, 5), (2, 1)]
     query, key, value, first = (torch.randn(*shape, device=DEVICE) for shape in shapes)
     found = []
     for first_hole, hole in ((lengths, 0.0), (-(-lengths // 32) * 32, float("nan"))):
-        hidden = (torch.arange(97, device=DEVICE) >= first_hole[:, None])[:, None, :, None]
+        hidden = (torch.arange(70, device=DEVICE) >= first_hole[:, None])[:, None, :, None]
         tensors = (query, key.masked_fill(hidden, hole), value.masked_fill(hidden, hole), first)
         leaves = [x.detach().requires_grad_() for x in tensors]
         with forced(Launch(32, 32)):
@@ -269,10 +246,10 @@ REAL = [[*range(18), *range(20, 31)], range(5, 37)]
 def test_whole_tiles_without_checks_change_no_bit(is_causal, padded, units, monkeypatch):
     """Beside one loop that compares positions everywhere, and float64 sums over pairs."""
     torch.manual_seed(2)
-    shapes = [(2, 2, 21, 5), (2, 2, 37, 5), (2, 3, 37, 7), (units or 3, 2)]
-    shapes += [(units,), (3, units)] if units else []
+    shapes = [(2, 2, 21, 5), (2, 2, 37, 5), (2, 2, 37, 7), (units or 2, 2)]
+    shapes += [(units,), (2, units)] if units else []
     inputs = [torch.randn(*shape, device=DEVICE) for shape in shapes]
-    cotangent = torch.randn(2, 3, 21, 7, device=DEVICE)
+    cotangent = torch.randn(2, 2, 21, 7, device=DEVICE)
     key_mask = torch.zeros(2, 37, dtype=torch.bool, device=DEVICE)
     for sample, real in enumerate(REAL):
         key_mask[sample, list(real)] = True
@@ -314,7 +291,7 @@ inside_kernels = pytest.mark.skipif(
 )
 
 
-def watch_tiles(monkeypatch, fault=None):
+def watch_tiles(monkeypatch, fault=None, num_keys=_KEYS):
     """Collect (whole, edge) of every causal tile of each pass; spoil those of the loop `fault`.
 
     whole: whether all its rows see all of it. edge: whether its loop compares positions.
@@ -331,7 +308,7 @@ def watch_tiles(monkeypatch, fault=None):
     def inputs(call, tiles, b, rows, cols, first, edge, late, form):
         if form.causal:
             first_row, last_col = rows.handle.data.min(), cols.handle.data.max()
-            whole = last_col <= first_row + (_KEYS - _ROWS) and last_col < _KEYS
+            whole = last_col <= first_row + (_KEYS - _ROWS) and last_col < num_keys
             reached.setdefault((*running, bool(form.parts)), set()).add((bool(whole), bool(edge)))
             if (*running, bool(edge)) == fault:
                 tiles = [tile * 1.5 for tile in tiles]
@@ -344,16 +321,22 @@ def watch_tiles(monkeypatch, fault=None):
     return reached
 
 
+# The self-test's causal call (its other one draws, and has one loop everywhere), and a part of it.
+WHOLE, PART = (_ROWS, _KEYS), (_ROWS - 72, _KEYS - 72)
+
+
 @inside_kernels
-@pytest.mark.usefixtures("one_sample")
-@pytest.mark.parametrize("head_dim", mostly_slow([32, 64, 128], [64]))
-def test_the_self_test_reaches_whole_and_edge_tiles_of_every_pass(head_dim, monkeypatch):
+@pytest.mark.parametrize(
+    ("head_dim", "sizes"),
+    mostly_slow(itertools.product([32, 64, 128], [WHOLE, PART]), [(64, PART)]),
+)
+def test_the_self_test_reaches_whole_and_edge_tiles_of_every_pass(head_dim, sizes, monkeypatch):
     """Each in the loop made for it, where a pass has two: in 16 bits, with the tiles of a GPU.
 
-    Keys and values have a pass each.
+    Keys and values have a pass each. More rows and as many more keys reach no fewer tiles.
     """
-    reached = watch_tiles(monkeypatch)
-    sizes = _ROWS, _KEYS  # of its causal call; the other one draws, and has one loop everywhere
+    monkeypatch.setattr(fish_selftest, "_BATCH", 1)
+    reached = watch_tiles(monkeypatch, num_keys=sizes[1])
     given = causal(*sizes, DEVICE), False, False, DEVICE, torch.float16, (head_dim,) * 2, sizes
     for found, exact in compare(*given):
         error = (found.double() - exact).abs().max() / exact.abs().max()

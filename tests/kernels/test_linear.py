@@ -3,43 +3,21 @@
 from __future__ import annotations
 
 import itertools
+from unittest import mock
 
 import pytest
 import torch
 
 from lit_probattn.attention import HeadCall, LinearAttention
 from lit_probattn.attention.masks import make_masks
+from lit_probattn.kernels.linear import selftest
 from lit_probattn.kernels.linear.operators import linear_attention, state_columns
-from lit_probattn.kernels.linear.selftest import Kind, compare
+from lit_probattn.kernels.linear.selftest import Kind
 from lit_probattn.kernels.runtime import Launch, forced
-from profiling.kernels.cases import CASES
-from profiling.kernels.parity import parity_rows, run_heads
-from tests.kernels.budget import check_budget, draws_noise
+from profiling.kernels.parity import run_heads
 from tests.support.slow import mostly_slow
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-OURS = [case for case in CASES if case.name.startswith(("linear", "mlk"))]
-SHAPES = [(37, 45), (33, 21), (10, 10)]
-# More for noise scales: the error of one number in three calls says little (budget.py).
-MANY = [*SHAPES, *((11 + 3 * i, 14 + 3 * i) for i in range(3))]
-
-
-@pytest.mark.usefixtures("nan_filled_empties")
-@pytest.mark.parametrize(
-    ("case", "dtype"),
-    mostly_slow(
-        itertools.product(OURS, [torch.float32, torch.float16]),
-        [("mlk, shifted keys", torch.float16)],
-    ),
-)
-def test_error_is_within_twice_that_of_eager_code(case, dtype):
-    shapes = MANY if draws_noise(case) else SHAPES
-    shapes = shapes if dtype == torch.float32 else shapes[::2]
-    rows = parity_rows(case, dtype, device=DEVICE, head_dim=9, shapes=shapes)
-    assert {row.tensor for row in rows} >= {"out", "query", "key", "value"}
-    check_budget(rows)
-
-
 KINDS = {
     "linear": Kind(),
     "relu, normed": Kind(features="relu", normed=True),
@@ -53,6 +31,16 @@ KINDS = {
     "weighted": Kind(weighted=True, masked=True),
     "weighted, no division": Kind(weighted=True, divides=False),
 }
+
+
+def check_kind(name, is_causal, tiles, head_dims, sizes):
+    """Compare one sample with two heads, which mix two sources or share one."""
+    sizes_of_calls = {"_HEADS": 2, "_SOURCES": 2 if KINDS[name].weighted else 1}
+    with forced(Launch(*tiles)), mock.patch.multiple(selftest, **sizes_of_calls):
+        given = is_causal, DEVICE, torch.float32, head_dims, sizes
+        pairs = selftest.compare(KINDS[name], *given, batch=1)
+    for found, exact in pairs:
+        torch.testing.assert_close(found.double(), exact, atol=3e-5, rtol=3e-5)
 
 
 @pytest.mark.usefixtures("nan_filled_empties")
@@ -71,10 +59,7 @@ KINDS = {
     ),
 )
 def test_chunks_and_segments_of_any_length_agree(name, is_causal, tiles, sizes):
-    with forced(Launch(*tiles)):
-        pairs = compare(KINDS[name], is_causal, DEVICE, torch.float32, (11, 7), sizes, batch=1)
-    for found, exact in pairs:
-        torch.testing.assert_close(found.double(), exact, atol=3e-5, rtol=3e-5)
+    check_kind(name, is_causal, tiles, (11, 7), sizes)
 
 
 @pytest.mark.usefixtures("nan_filled_empties")
@@ -88,10 +73,7 @@ def test_chunks_and_segments_of_any_length_agree(name, is_causal, tiles, sizes):
 def test_states_wider_than_a_program_holds_are_read_by_columns(name, is_causal):
     """Values of 40 entries, padded to 64, are two blocks of columns; the second ends early."""
     assert state_columns(64, mixes=name == "weighted") == 32
-    with forced(Launch(16, 16)):
-        pairs = compare(KINDS[name], is_causal, DEVICE, torch.float32, (5, 40), (21, 25), batch=1)
-    for found, exact in pairs:
-        torch.testing.assert_close(found.double(), exact, atol=3e-5, rtol=3e-5)
+    check_kind(name, is_causal, (16, 16), (5, 40), (13, 25))
 
 
 def test_features_that_kernels_do_not_make_are_made_outside():

@@ -21,9 +21,12 @@ def draw(*shape):
 
 
 def late_mask():
-    """Real keys on both sides of the 1,024th; of the second sample beyond it only."""
+    """Real keys on both sides of the 1,024th; of the second sample beyond it only.
+
+    All are near it, so that few tiles are looked at.
+    """
     mask = torch.zeros(2, KEYS, dtype=torch.bool, device=DEVICE)
-    mask[0, 3:1090:7], mask[1, 1050:1077] = True, True
+    mask[0, 1010:1040:7], mask[1, 1050:1077] = True, True
     return mask
 
 
@@ -56,7 +59,7 @@ def test_fish_sees_real_keys_beyond_the_1024th():
     leaves = draw(2, 1, ROWS, E), draw(2, 1, KEYS, E), draw(2, 1, KEYS, E), draw(1, 1)
     query, key, value, first = leaves
     mask = late_mask()
-    with forced(Launch(16, 256)):
+    with forced(Launch(16, 128)):
         found = fish_attention(query * 0.3, key, value, first=first, key_mask=mask)
     q, k, v, p = (x.double() for x in leaves)
     scores = torch.einsum("hg,bgij->bhij", p, 0.3 * q @ k.mT)
@@ -69,7 +72,7 @@ def test_fish_sees_real_keys_beyond_the_1024th():
     ("rows", "keys", "part"),
     [
         pytest.param(ROWS, KEYS, 16, id="one part", marks=pytest.mark.slow),
-        pytest.param(69, 69, 1, id="69 parts"),
+        pytest.param(66, 66, 1, id="66 parts"),
     ],
 )
 def test_components_far_apart_are_found_in_every_part(rows, keys, part, monkeypatch):
@@ -81,8 +84,8 @@ def test_components_far_apart_are_found_in_every_part(rows, keys, part, monkeypa
     query, key, value = leaves = draw(1, 1, rows, E), draw(1, 1, keys, E), draw(1, 1, keys, E)
     far = 150.0
     row, col = torch.zeros(1, 1, 2, rows, device=DEVICE), torch.zeros(1, 1, 2, keys, device=DEVICE)
-    row[..., 0, -5:], col[..., 1, -10:] = far, far
-    with forced(Launch(64, 64)):
+    row[..., 0, -2:], col[..., 1, -2:] = far, far
+    with forced(Launch(128, 128)):
         found = mixture_attention(
             *(query, key[:, :, None], value, None, row, col, None, None, None, None, 1.0),
             *(False, False, 0),

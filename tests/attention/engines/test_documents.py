@@ -54,7 +54,7 @@ def key(ids=IDS):
     return RandomKey(5, step=2, sample_ids=ids)
 
 
-@EVERY
+@pytest.mark.parametrize("name", ["smgk, rotary", "prior per position", "fish"])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_rotary_priors_and_noise_begin_anew_in_every_document(name, is_causal):
     layer, x = LAYERS[name]().double(), double(1, sum(LENGTHS), C)
@@ -263,8 +263,8 @@ def test_bounds_are_no_constants_of_a_program():
 
 @pytest.mark.parametrize("name", mostly_slow(["softmax", "mgk"], ["softmax"]))
 def test_a_compiled_layer_takes_documents(name):
-    layer, x = LAYERS[name]().eval(), torch.randn(1, 40, C)
+    layer, x = LAYERS[name]().eval(), torch.randn(1, 9, C)
     compiled = torch.compile(layer, backend="eager")
-    for bounds in ([0, 15, 40], [0, 7, 9, 40]):
+    for bounds in ([0, 4, 9], [0, 1, 3, 9]):
         found = compiled(x, cu_seqlens=torch.tensor(bounds))
         torch.testing.assert_close(found, layer(x, cu_seqlens=torch.tensor(bounds)))

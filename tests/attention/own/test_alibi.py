@@ -46,15 +46,6 @@ def test_it_is_mgk_with_a_bias_of_distances_on_every_engine(form):
         torch.testing.assert_close(grads, wanted, rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_decoding_steps_are_the_full_pass(form):
-    layer = make(**FORMS[form]).double().eval()
-    x, cache = torch.randn(2, N, C, dtype=torch.float64), layer.new_cache(N)
-    whole = layer(x, is_causal=True)
-    steps = [layer(x[:, t : t + 1], is_causal=True, cache=cache) for t in range(N)]
-    torch.testing.assert_close(torch.cat(steps, 1), whole, rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("check", CHECKS)
 def test_it_keeps_the_promises_of_every_layer(check):
     CHECKS[check].run(lambda **o: make(**{"shifted_keys": True, **o}))

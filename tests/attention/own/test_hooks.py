@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 from functools import partial
+from unittest import mock
 
 import pytest
 import torch
@@ -100,11 +101,13 @@ class LowPrecision(Dots):
 
 
 def broken(cls):
+    """Return the checks that fail, of short sequences in training."""
     names = []
-    for name in CHECKS:
+    for name, check in CHECKS.items():
         torch.manual_seed(0)
         try:
-            keep_in_blocks(name, partial(cls, EMBED, H, head_dim=HEAD))
+            with mock.patch.object(contract, "WAYS", contract.WAYS[:1]), contract.small_blocks():
+                check.run(partial(cls, EMBED, H, head_dim=HEAD))
         except (AssertionError, RuntimeError, ValueError):
             names.append(name)
     return names

@@ -7,8 +7,6 @@ import fnmatch
 import itertools
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -24,7 +22,6 @@ from tests.interop.swap.checks import (
     swapped,
 )
 from tests.interop.swap.models import draw, randomised
-from tests.support.paths import ROOT
 from tests.support.slow import mostly_slow
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -113,7 +110,10 @@ def case(name):
     ("variant", "name"),
     mostly_slow(
         itertools.product(["softmax", "mgk"], MODELS),
-        [("softmax", "GPT-2"), ("softmax", "T5"), *(("mgk", name) for name in MODELS)],
+        [
+            *(("softmax", "GPT-2"), ("softmax", "T5")),
+            *(("mgk", name) for name in MODELS if name not in ("RoBERTa", "Llama")),
+        ],
     ),
 )
 def test_the_model_stays_the_same_function(name, variant):
@@ -132,7 +132,7 @@ def test_the_model_stays_the_same_function(name, variant):
     "name",
     mostly_slow(
         [n for n in MODELS if n not in NORMED],
-        ["BERT", "ViT", "GPT-2, scale by layer", "Mistral", "T5"],
+        ["GPT-2, scale by layer", "Mistral", "T5"],
     ),
 )
 def test_joining_equal_heads_loses_nothing(name):
@@ -172,7 +172,7 @@ def test_generate_with_a_cache_is_generate_without(name, heads):
         ids, mask = ids.flip(1), mask.flip(1)
 
     def write(m, **options):
-        lengths = {"max_new_tokens": 7, "min_new_tokens": 7, "do_sample": False}
+        lengths = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
         more = {"output_logits": True, "return_dict_in_generate": True, "pad_token_id": 0}
         given = {"input_ids": ids, "attention_mask": mask}
         return m.generate(**given, **lengths, **more, **options)
@@ -204,13 +204,6 @@ def test_what_a_cache_holds_is_what_the_report_says():
         assert held == ids.numel() * report.layers[0].cache_bytes[which]
     assert layer.keys.shape == (2, 2, 11, 16)
     assert layer.values.shape == (2, 2, 11, 8)
-
-
-def test_a_swap_leaves_random_numbers_alone():
-    model, _ = case("GPT-2")
-    state = torch.get_rng_state()
-    lit_probattn.swap(model)
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_maps_are_returned_where_they_are_asked_for():
@@ -332,7 +325,7 @@ def test_what_would_be_lost_is_refused_by_name():
     assert capped.config._attn_implementation != NAME
 
 
-@pytest.mark.parametrize("name", mostly_slow(["BERT", "GPT-2", "Llama", "T5"], ["BERT", "GPT-2"]))
+@pytest.mark.parametrize("name", mostly_slow(["BERT", "GPT-2", "Llama", "T5"], ["GPT-2"]))
 def test_a_saved_model_loads_again(name, tmp_path):
     model, call = case(name)
     model, report = lit_probattn.swap(model, "mgk", heads=0.5, seed=3)
@@ -355,29 +348,6 @@ def test_reading_a_pickled_model_registers_our_functions(tmp_path, monkeypatch):
         monkeypatch.delitem(kind._global_mapping, NAME)
     read = torch.load(tmp_path / "model.pt", weights_only=False)
     assert torch.equal(read(ids).logits, expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", ["softmax", "mgk"])
-def test_another_process_can_read_a_pickled_model(variant, tmp_path):
-    """As those of DDP's spawn do: our function is registered there by what is read. The process has
-    its own number of threads, so sums may be rounded otherwise.
-    """
-    model, _ = case("GPT-2")
-    model, _ = lit_probattn.swap(model, variant)
-    ids, _ = words()
-    torch.save((model, ids, model(ids).logits), tmp_path / "model.pt")
-    code = (
-        "import sys, torch\n"
-        "model, ids, expected = torch.load(sys.argv[1], weights_only=False)\n"
-        "torch.testing.assert_close(model(ids).logits, expected, rtol=0, atol=1e-5)\n"
-        "print('read')"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "model.pt")],
-        **{"cwd": ROOT, "capture_output": True, "text": True, "check": False},
-    )
-    assert done.stdout.strip() == "read", done.stderr
 
 
 @pytest.mark.slow
