@@ -203,8 +203,8 @@ def _relu_sum(
     assert mixing.noise_scale is not None
     batch, num_global, rows, cols = global_scores.shape
     units = weight.shape[0]
-    count = units if noise.kind == "local" else units * num_global
-    draw = noise.draw(global_scores, block, count).view(batch, units, -1, rows, cols)
+    own = 1 if noise.kind == "local" else num_global  # draws of a unit
+    draw = noise.draw(global_scores, block, units * own).view(batch, units, own, rows, cols)
     noisy = torch.addcmul(global_scores[:, None], mixing.noise_scale[:, None, None], draw)
     signed = torch.relu(noisy * weight.sign()[:, :, None, None])  # (B, H, G, n, l)
     return (weight.abs()[:, None] @ signed.flatten(3)).view(batch, units, rows, cols)
