@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from argparse import Namespace
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,12 +15,11 @@ import torch
 
 from datamodules import QuestionAnswering as Questions
 from lit_probattn.attention import SoftmaxAttention
-from lit_probattn.cli.app import main
 from lit_probattn.tasks import QuestionAnswering
 from lit_probattn.tasks.fine_tuning.answers import Prediction, scores_of
 from lit_probattn.training.trained import open_trained
 from tests.datamodules.text.fine_tuning import made
-from tests.support.runs import error_of, only_version, run, write_attention
+from tests.support.runs import only_version, run, write_attention
 
 
 def softmax(c, head_dim, **more):
@@ -178,37 +177,27 @@ def test_the_progress_bar_shows_the_loss_and_f1_of_validations(split, shown, mon
     assert found.keys() > {f"{split}/loss", f"{split}/f1"}
 
 
-def test_a_threshold_without_use_is_refused(tmp_path, capsys):
-    more = ("--model.init_args.null_threshold", "1.0")
-    assert "null_threshold 1.0 applies to data of version 2.0" in error_of(
-        command("fit", tmp_path, *more), capsys
-    )
+def test_only_data_of_questions_with_as_many_token_types_are_supported():
+    """The messages of whole commands: tests/bad_inputs."""
+    texts = {"characters": None, "version": "1.1", "num_token_types": 2}
+    for types, found, message in (
+        (0, texts, None),
+        (2, texts, None),
+        (1, texts, "tokeniser has 2 token types, received num_token_types 1"),
+        (2, {"num_token_types": 2}, "answers require data with the texts of questions"),
+    ):
+        task = make_task(num_token_types=types)
+        task._trainer = SimpleNamespace(datamodule=SimpleNamespace(**found))
+        with pytest.raises(ValueError, match=message) if message else nullcontext():
+            task.setup("test")
 
 
-def test_too_few_token_types_are_refused(tmp_path, capsys):
-    more = ("--model.init_args.num_token_types", "1")
-    assert "set --model.init_args.num_token_types 2, or 0" in error_of(
-        command("fit", tmp_path, *more), capsys
-    )
-    run(command("fit", tmp_path, *more[:1], "0", "--trainer.max_steps", "1"))
-
-
-def test_other_data_are_refused(tmp_path, capsys):
-    made.write_mnli(tmp_path / "mnli")
-    words = command("fit", tmp_path, "--data", "datamodules.TextPairs")
-    words += ["--data.init_args.path", str(tmp_path / "mnli"), "--data.init_args.corpus", "mnli"]
-    message = error_of(words, capsys)
-    assert "answers require data with the texts" in message or "unknown" in message
-
-
-def test_it_learns(tmp_path):
-    """The answers of the training questions, by heart."""
-    more = ("--trainer.max_steps", "80", "--model.init_args.lr", "0.03")
-    more += ("--model.init_args.dropout", "0.0", "--trainer.val_check_interval", "80")
-    more += ("--model.init_args.norm_first", "true", "--model.init_args.warmup_steps", "10")
-    words = command("fit", tmp_path, *more)
-    shutil.copy(tmp_path / "text1.1/train.json", tmp_path / "text1.1/dev.json")
-    assert main(words) == 0
-    run(command("validate", tmp_path, *more, "--ckpt_path", "last"))
-    (report,) = only_version(tmp_path).glob("validate-*.json")
-    assert json.loads(report.read_text(encoding="utf-8"))["val/f1"] > 90
+def test_steps_teach_the_spans_of_a_batch():
+    task, data = make_task(dropout=0.0), batch()
+    optimizer = torch.optim.Adam(task.parameters(), lr=0.02)
+    for _ in range(60):
+        optimizer.zero_grad()
+        task.batch_loss(data).backward()
+        optimizer.step()
+    start, end = task(data)
+    assert torch.equal(torch.stack([start, end], -1).argmax(1), data["target"])

@@ -49,26 +49,17 @@ def test_the_loss_is_that_of_the_model_with_its_types(types):
     torch.testing.assert_close(task.batch_loss(batch), expected, rtol=1e-12, atol=0)
 
 
-def test_matched_is_validated_and_mismatched_is_tested(tmp_path):
+def test_mismatched_is_tested_and_predicted(tmp_path):
     short = ("--trainer.max_steps", "2", "--trainer.val_check_interval", "2")
     run(command("fit", tmp_path, *short))
-    for name in ("validate", "test", "predict"):
+    for name in ("test", "predict"):
         run(command(name, tmp_path, *short, "--ckpt_path", "last"))
     version = only_version(tmp_path)
-    for name, split in (("validate", "val"), ("test", "test")):
-        report = json.loads((version / f"{name}-step-00000002.json").read_text(encoding="utf-8"))
-        assert report["num_samples"] == 8
-        assert not report["selected_on_test"]
-        assert f"{split}/accuracy" in report
+    assert any(row["val/accuracy"] for row in metrics(version))
+    report = json.loads((version / "test-step-00000002.json").read_text(encoding="utf-8"))
+    assert report["num_samples"] == 8
+    assert not report["selected_on_test"]
+    assert "test/accuracy" in report
     table = pd.read_parquet(version / "predictions-step-00000002.parquet")
     assert table["target"].tolist() == [n % 3 for n in range(200, 209) if n != 201]
     assert not list(version.glob("predictions-*.json"))
-
-
-def test_it_learns(tmp_path):
-    """The label follows from the last word."""
-    more = ("--trainer.max_steps", "60", "--model.init_args.warmup_steps", "5")
-    more += ("--trainer.val_check_interval", "60", "--run.checkpoint_every", "60")
-    run(command("fit", tmp_path, *more, "--model.init_args.lr", "0.01", task="sst2"))
-    (row,) = [row for row in metrics(only_version(tmp_path)) if row["val/accuracy"]]
-    assert float(row["val/accuracy"]) == 1.0
