@@ -18,7 +18,7 @@ from tests.support.slow import mostly_slow
 
 OBS, ACT, STEPS, LAYERS, WIDTH, HEADS = 5, 3, 7, 2, 12, 2
 VARIANTS = sorted(p.stem for p in shipped("attention") if p.parent.name == "attention")
-# One of each class; `test_language_model.py` trains a causal model of every file.
+# One of each class; causal attention and caches of every file: tests/attention.
 QUICK = {cls: name for name, (cls, _) in reversed(shipped_variants().items())}.values()
 
 

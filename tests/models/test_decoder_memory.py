@@ -19,7 +19,7 @@ from tests.models.test_encoder_decoder import MLP, WORDS, C, E, factory
 from tests.support.slow import mostly_slow
 
 VARIANTS = layers()
-QUICK = ("softmax", "mgk", "smgk", "linear", "mlk")
+QUICK = ("softmax", "mgk", "linear", "mlk")
 
 
 def training_step(attention, length):
@@ -41,15 +41,15 @@ def training_step(attention, length):
 @pytest.mark.parametrize("name", mostly_slow(VARIANTS, QUICK))
 def test_memory_of_a_training_step_is_linear_in_the_length(name, monkeypatch):
     """Twice the tokens take at most twice the memory; blocks are as large at both lengths."""
-    monkeypatch.setitem(BLOCK_SCORES, "cpu", 1 << 22)  # few blocks to follow
+    monkeypatch.setitem(BLOCK_SCORES, "cpu", 1 << 20)  # few blocks to follow
     step = partial(training_step, factory(VARIANTS[name]))
-    short, long = (predicted_bytes(partial(step, length))[0] for length in (1024, 2048))
+    short, long = (predicted_bytes(partial(step, length))[0] for length in (512, 1024))
     assert 1.0 < long / short < 2.05
 
 
 def test_stored_maps_would_be_seen():
     step = partial(training_step, partial(MGKAttention, num_heads=2, backend="reference"))
-    short, long = (predicted_bytes(partial(step, length))[0] for length in (256, 512))
+    short, long = (predicted_bytes(partial(step, length))[0] for length in (128, 256))
     assert long / short > 3.5
 
 
