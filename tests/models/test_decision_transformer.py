@@ -159,22 +159,6 @@ def test_it_equals_the_model_of_transformers():
     assert compared == 6 * 2 + LAYERS * (2 * 2 + 3) + 1
 
 
-def test_in_single_precision_too():
-    ours, data = small(), batch()
-    model = theirs(ours).float()
-    data = {k: v.float() if v.is_floating_point() else v for k, v in data.items()}
-    predicted = model(
-        states=data["observations"],
-        actions=data["actions"],
-        rewards=torch.zeros_like(data["returns_to_go"]),
-        returns_to_go=data["returns_to_go"],
-        timesteps=data["timesteps"],
-        attention_mask=data["mask"].long(),
-    ).action_preds
-    real = data["mask"]
-    torch.testing.assert_close(ours.float()(**data)[real], predicted[real], rtol=0.0, atol=1e-5)
-
-
 # ---- what a prediction depends on --------------------------------------------------------------
 
 

@@ -18,7 +18,6 @@ from lit_probattn.cli.app import main
 from lit_probattn.tasks import ImageClassifier
 from lit_probattn.tasks.image_classifier import read_weights
 from tests.datamodules.images.made import write_images
-from tests.support.paths import ROOT
 from tests.support.runs import (
     error_of,
     newest_state,
@@ -26,9 +25,9 @@ from tests.support.runs import (
     rewound,
     write_attention,
 )
+from tests.tasks import tiny
 from tests.tasks.tiny import loss_scaling, overflow_at, trainer
 
-CONFIG = str(ROOT / "configs/tasks/tiny/imagenet_swin_tiny.yaml")
 CLASSES = tuple(f"n{number:02d}" for number in range(7))
 SWIN = {"patch_size": 2, "window_size": 4, "embed_dim": 8, "depths": [2, 2], "num_heads": [2, 4]}
 
@@ -277,13 +276,8 @@ def test_wrong_settings_are_refused():
 
 def command(name: str, folder: Path, root: Path, *more: str) -> list[str]:
     attention = write_attention(folder, "FiSHAttention", mixer="mlp", noise="none", dropout=0.2)
-    devices = () if "--trainer.devices" in more else ("--trainer.devices", "1")
-    return [
-        *(name, "--config", CONFIG, "--config", attention, "--trainer.accelerator", "cpu"),
-        *("--run.root", str(folder / "runs"), "--data.init_args.data_dir", str(root)),
-        *("--data.init_args.cache_dir", str(root / "cache")),
-        *("--trainer.enable_progress_bar", "false", *devices, *more),
-    ]
+    data = {"data_dir": root, "cache_dir": root / "cache"}
+    return tiny.command(name, "imagenet_swin_tiny", folder, *more, attention=attention, **data)
 
 
 SHORT = ("--trainer.max_steps", "4", "--run.checkpoint_every", "2")

@@ -25,6 +25,7 @@ from tests.support.runs import (
     write_attention,
 )
 from tests.support.slow import mostly_slow
+from tests.tasks.tiny import command as tiny_command
 from tests.tasks.tiny import trainer
 
 CONFIGS = ROOT / "configs"
@@ -185,19 +186,9 @@ def test_inverse_square_root_has_no_end():
 # ---- the command line --------------------------------------------------------------------------
 
 
-def command(name, place, text, *more, tiny="small", attention=None):
-    files = [
-        *("--config", str(CONFIGS / "tasks" / "tiny" / f"wikitext103_{tiny}.yaml")),
-        *("--config", attention or write_attention(place)),
-    ]
-    where = [
-        *("--data.init_args.data_dir", str(text), "--run.root", str(place / "runs")),
-        *("--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"),
-        *("--trainer.log_every_n_steps", "1"),
-    ]
-    if "--trainer.devices" not in more:
-        where += ["--trainer.devices", "1"]
-    return [name, *files, *where, *more]
+def command(name, place, text, *more, tiny="small"):
+    every = ("--trainer.log_every_n_steps", "1")
+    return tiny_command(name, f"wikitext103_{tiny}", place, *every, *more, data_dir=text)
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from lit_probattn.models.text_encoder import PeriodicPositions
 from lit_probattn.randomness import RandomKey
 from lit_probattn.tasks import MaskedLanguageModeling
 from tests.datamodules.text import made as made_text
-from tests.support.paths import ROOT
-from tests.support.runs import metrics, only_version, run, write_attention
+from tests.support.runs import metrics, only_version, run
+from tests.tasks.tiny import command
 
 VOCAB = 103  # 100 words, begin, end, mask
 
@@ -299,14 +299,7 @@ def test_a_batch_without_hidden_words_has_a_loss():
 
 def test_a_run_logs_error_loss_and_number_of_masked_tokens(tmp_path):
     folder = made_text.write(tmp_path / "text")
-    run(
-        [
-            *("fit", "--config", str(ROOT / "configs/tasks/tiny/masked_lm.yaml")),
-            *("--config", write_attention(tmp_path), "--run.root", str(tmp_path / "runs")),
-            *("--data.init_args.data_dir", str(folder), "--trainer.accelerator", "cpu"),
-            *("--trainer.devices", "1", "--trainer.enable_progress_bar", "false"),
-            *("--trainer.max_steps", "1", "--trainer.val_check_interval", "1"),
-        ]
-    )
+    short = ("--trainer.max_steps", "1", "--trainer.val_check_interval", "1")
+    run(command("fit", "masked_lm", tmp_path, *short, data_dir=folder))
     (row,) = metrics(only_version(tmp_path))
     assert all(row[f"val/mlm_{name}"] for name in ("error", "loss", "tokens"))

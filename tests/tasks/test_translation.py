@@ -10,18 +10,14 @@ import pytest
 import torch
 
 from datamodules import ToyTranslation
-from lit_probattn.attention import MGKAttention, SoftmaxAttention
+from lit_probattn.attention import MGKAttention
 from lit_probattn.models.encoder_decoder import EOS, PAD
 from lit_probattn.models.language_model import IGNORE
 from lit_probattn.tasks import Translation
 from lit_probattn.tasks.translation import smoothed_losses
-from tests.tasks.tiny import trainer
+from tests.tasks.tiny import softmax, trainer
 
 SOURCE, TARGET = 17, 13  # words of each side
-
-
-def softmax(c, head_dim, **more):
-    return SoftmaxAttention(c, 2, head_dim=head_dim, **more)
 
 
 def make_task(attention=softmax, **options: Any) -> Translation:

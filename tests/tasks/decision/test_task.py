@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from datamodules import ToyTrajectories
-from lit_probattn.attention import SoftmaxAttention
 from lit_probattn.rollouts.environments import make_environment
 from lit_probattn.tasks import DecisionMaking, decision
 from tests.tasks import tiny
@@ -19,16 +18,12 @@ from tests.tasks import tiny
 OBS, ACT, STEPS = 5, 2, 5  # of the toy
 
 
-def softmax(c, head_dim, **more):
-    return SoftmaxAttention(c, 2, head_dim=head_dim, **more)
-
-
 def make_task(**options: Any) -> DecisionMaking:
     torch.manual_seed(3)
     sizes = {"obs_dim": OBS, "act_dim": ACT, "max_timestep": 1000, "context_length": STEPS}
     small = {"embed_dim": 12, "head_dim": 6, "num_layers": 1, "mlp_dim": 10, "warmup_steps": 1}
     still = {"dropout": 0.0, "attention_dropout": 0.0, "test_episodes": 3}
-    return DecisionMaking(softmax, **{**sizes, **small, **still, **options})
+    return DecisionMaking(tiny.softmax, **{**sizes, **small, **still, **options})
 
 
 def make_data(**options: Any) -> ToyTrajectories:
