@@ -120,12 +120,14 @@ def beginnings():
     return defaultdict(dict)
 
 
-@pytest.mark.parametrize("size", mostly_slow([1, 2, 3, 5], [2, 5]))
-def test_beam_search_follows_the_rule(beginnings, size):
+@pytest.mark.parametrize(
+    ("size", "seeds"), mostly_slow([(1, 4), (2, 2), (3, 4), (5, 2)], [(2, 2), (5, 2)])
+)
+def test_beam_search_follows_the_rule(beginnings, size, seeds):
     """Batched, cached and reordered, against one sentence by full passes."""
     source, mask = sentences()
     ended = set()
-    for seed in range(2):
+    for seed in range(seeds):
         model = toy(7, 2.0, seed)
         beam = Beam(size, length_penalty=0.7, max_length_a=1.0, max_length_b=2, n_best=size)
         found = beam_search(model, source, mask, beam)
