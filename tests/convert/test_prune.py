@@ -203,29 +203,3 @@ def test_the_command_prunes_prints_and_stores(tmp_path, capsys):
     stored = load_checkpoint(out)
     assert stored["pruning"]["threshold"] == 0.05
     assert stored["optimizer_states"] == []
-
-
-@pytest.mark.parametrize(
-    ("attention", "flags", "message"),
-    [
-        ("SoftmaxAttention", [], "is SoftmaxAttention: only models with MGK or sMGK"),
-        ("MGKAttention", ["--threshold", "0.001"], "nothing to prune: some head uses all 3"),
-    ],
-)
-def test_what_cannot_be_pruned_is_one_line(tmp_path, capsys, attention, flags, message):
-    if attention == "MGKAttention":
-        make_mgk(tmp_path, dead=False)
-    else:
-        make_run(tmp_path / "run")
-    out = tmp_path / "pruned.ckpt"
-    assert main(["prune", str(tmp_path / "run"), str(out), "--num_batches", "1", *flags]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("error: ")
-    assert message in told
-    assert told.count("\n") == 1
-    assert not out.exists()
-
-
-def test_a_threshold_is_a_share(capsys):
-    assert main(["prune", "a", "b.ckpt", "--threshold", "0"]) == 2
-    assert capsys.readouterr().err == "error: --threshold must be in (0, 1], received 0\n"

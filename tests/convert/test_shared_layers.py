@@ -14,7 +14,7 @@ from profiling.sweep.plan import task_sizes
 from tests.support.paths import ROOT
 from tests.support.runs import newest_state, only_version, run, write_attention
 
-TASK = str(ROOT / "configs/tasks/tiny/lra_listops.yaml")
+TASK = str(ROOT / "configs/tasks/tiny/lra_text.yaml")
 OPTIONS = {"share_layers": "true", "pooling": "cls", "positions": "sinusoidal", "num_layers": "3"}
 WORDS = [word for key, value in OPTIONS.items() for word in (f"--model.init_args.{key}", value)]
 BLOCK = "model.encoder.blocks."

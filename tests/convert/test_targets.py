@@ -105,21 +105,6 @@ def test_the_spread_is_that_of_the_keys_and_follows_from_the_seed():
     assert (size / (0.5 * deviation)).sub(1).abs().max() < 0.6
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"shifted_keys": True, "score": "dot"}, "ordinary softmax attention"),
-        ({"old_heads": 1}, "old_heads=1 requires as many components"),
-        ({"shifted_keys": True, "old_heads": 3}, "old_heads must divide num_heads=4, received 3"),
-        ({"shifted_keys": True, "old_heads": 4}, "requires as many components, received"),
-        ({"key_norm_weight": 1.0}, "key_norm_weight=1 is for score=gaussian"),
-    ],
-)
-def test_mixtures_that_do_not_fit_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        convert_layer(softmax_layer(), Mixture(**options))
-
-
 def test_gaussian_mgk_with_norms_put_back_is_the_dot_product_one():
     old, inputs = softmax_layer(), draw_inputs(is_causal=True)
     dot, dot_errors = convert_layer(old, inputs=inputs)

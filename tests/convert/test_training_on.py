@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
+import io
 import itertools
 
 import pytest
@@ -55,43 +57,51 @@ def annealed(before, folder):
     return out, ["--config", str(before / "config.yaml"), "--config", str(out.with_suffix(".yaml"))]
 
 
+def trained_on(task, start, converted, root):
+    """Train three steps from a converted run; return the run folder and what was printed."""
+    out, files = converted(task)
+    short = ["--trainer.max_steps", "3", "--trainer.log_every_n_steps", "1"]
+    short += ["--run.checkpoint_every", "1", "--run.keep_checkpoints", "9"]
+    place = ["--run.root", str(root), "--run.name", "on", start, str(out)]
+    with contextlib.redirect_stdout(io.StringIO()) as told:
+        run(["fit", *files, *short, *place, *QUIET])
+    return root / "on/0", told.getvalue()
+
+
+@pytest.fixture(scope="module")
+def continued(converted, tmp_path_factory):
+    """What `trained_on` returns, by task and way of starting."""
+    return functools.cache(
+        lambda *case: trained_on(*case, converted, tmp_path_factory.mktemp("continued"))
+    )
+
+
 STARTS = list(itertools.product(("mnli", "masked_lm"), ("--init_from", "--ckpt_path")))
 
 
-@pytest.mark.parametrize(("task", "start"), mostly_slow(STARTS, [STARTS[0], STARTS[3]]))
-def test_a_converted_run_is_annealed_by_either_way_of_starting(
-    task, start, converted, tmp_path, capsys
-):
-    out, files = converted(task)
-    short = ["--trainer.max_steps", "3", "--trainer.log_every_n_steps", "1"]
-    place = ["--run.root", str(tmp_path), "--run.name", "on", start, str(out)]
-    run(["fit", *files, *short, *place, *QUIET])
-    version = tmp_path / "on/0"
+@pytest.mark.parametrize(("task", "start"), mostly_slow(STARTS, STARTS[:2]))
+def test_a_converted_run_is_annealed_by_either_way_of_starting(task, start, continued):
+    version, told = continued(task, start)
     weights = [float(row["norm_weight"]) for row in metrics(version) if row["norm_weight"]]
     assert weights == [0.5, 0.0, 0.0]
     state = newest_state(version)["state_dict"]
     found = [x for key, x in state.items() if key.endswith("key_norm_weight")]
     assert len(found) == 2
     assert not any(map(bool, found))
-    told = capsys.readouterr().out
     assert ("initial weights from" in told) == (start == "--init_from")
     assert "newly initialised" not in told
 
 
-def test_after_the_annealing_it_is_a_plain_layer(converted, tmp_path, capsys):
+def test_after_the_annealing_it_is_a_plain_layer(continued, tmp_path, capsys):
     """The same model without key_norm_weight, for studies and to start from; half-way it is not."""
-    out, files = converted("mnli")
-    short = ["--trainer.max_steps", "2", "--run.checkpoint_every", "1", "--run.keep_checkpoints"]
-    root = ["--run.root", str(tmp_path), *QUIET]
-    run(["fit", *files, *short, "9", "--run.name", "annealed", "--init_from", str(out), *root])
-    version = tmp_path / "annealed/0"
+    version, _ = continued("mnli", "--init_from")
     config = yaml.safe_load((version / "config.yaml").read_text(encoding="utf-8"))
     arguments = config["model"]["init_args"]
     arguments["norm_annealing_steps"] = None
     del arguments["attention"]["init_args"]["key_norm_weight"]
     plain = tmp_path / "plain.yaml"
     plain.write_text(yaml.safe_dump(config))
-    end, half = list_checkpoints(version / "checkpoints", "step")[:2]
+    end, _, half = list_checkpoints(version / "checkpoints", "step")
     losses = []
     for file in (version / "config.yaml", plain):
         wanted = argparse.Namespace(checkpoint=end, config=[file], data=[], device="cpu")
@@ -99,7 +109,8 @@ def test_after_the_annealing_it_is_a_plain_layer(converted, tmp_path, capsys):
         batch = next(iter(trained.data.val_dataloader()))
         losses.append(float(trained.task.batch_loss(batch)))
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-    start = ["fit", "--config", str(plain), "--run.name", "plain", *root, "--init_from"]
+    place = ["--run.name", "plain", "--run.root", str(tmp_path), *QUIET]
+    start = ["fit", "--config", str(plain), *place, "--init_from"]
     assert "these weights are not of a plain Gaussian layer" in error_of(
         [*start, str(half)], capsys
     )

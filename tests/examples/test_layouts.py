@@ -29,6 +29,7 @@ def test_losses_do_not_depend_on_the_layout(variants, shapes):
     assert not (~(rows["difference"] < 1e-13)).any(), rows
 
 
+@pytest.mark.slow  # other losses are shown: below
 def test_the_comparison_sees_dropout_that_depends_on_the_rank(monkeypatch):
     make = layouts.fit_arguments
 

@@ -18,7 +18,7 @@ from tests.support.slow import mostly_slow
 
 OBS, ACT, STEPS, LAYERS, WIDTH, HEADS = 5, 3, 7, 2, 12, 2
 VARIANTS = sorted(p.stem for p in shipped("attention") if p.parent.name == "attention")
-# One of each class; `test_language_model.py` trains a causal model of every file.
+# One of each class; causal attention and caches of every file: tests/attention.
 QUICK = {cls: name for name, (cls, _) in reversed(shipped_variants().items())}.values()
 
 
@@ -157,22 +157,6 @@ def test_it_equals_the_model_of_transformers():
             torch.testing.assert_close(target.T, source, rtol=0.0, atol=1e-10)
     # A bias is in both lists but for the joint one; norms, embeddings and head have both.
     assert compared == 6 * 2 + LAYERS * (2 * 2 + 3) + 1
-
-
-def test_in_single_precision_too():
-    ours, data = small(), batch()
-    model = theirs(ours).float()
-    data = {k: v.float() if v.is_floating_point() else v for k, v in data.items()}
-    predicted = model(
-        states=data["observations"],
-        actions=data["actions"],
-        rewards=torch.zeros_like(data["returns_to_go"]),
-        returns_to_go=data["returns_to_go"],
-        timesteps=data["timesteps"],
-        attention_mask=data["mask"].long(),
-    ).action_preds
-    real = data["mask"]
-    torch.testing.assert_close(ours.float()(**data)[real], predicted[real], rtol=0.0, atol=1e-5)
 
 
 # ---- what a prediction depends on --------------------------------------------------------------

@@ -19,7 +19,7 @@ from tests.models.test_encoder_decoder import MLP, WORDS, C, E, factory
 from tests.support.slow import mostly_slow
 
 VARIANTS = layers()
-QUICK = ("softmax", "mgk", "smgk", "linear", "mlk")
+QUICK = ("softmax", "mgk", "linear", "mlk")
 
 
 def training_step(attention, length):
@@ -49,7 +49,7 @@ def test_memory_of_a_training_step_is_linear_in_the_length(name, monkeypatch):
 
 def test_stored_maps_would_be_seen():
     step = partial(training_step, partial(MGKAttention, num_heads=2, backend="reference"))
-    short, long = (predicted_bytes(partial(step, length))[0] for length in (256, 512))
+    short, long = (predicted_bytes(partial(step, length))[0] for length in (128, 256))
     assert long / short > 3.5
 
 

@@ -14,6 +14,7 @@ from lit_probattn.models.embeddings import Sinusoid
 from lit_probattn.models.language_model import IGNORE, LanguageModel
 from lit_probattn.randomness import RandomKey
 from tests.support.paths import shipped
+from tests.support.slow import mostly_slow
 
 VOCAB, LENGTH = 47, 11
 
@@ -96,8 +97,11 @@ FISH_LAYERS = {
 }
 
 
-@pytest.mark.parametrize(("mixer", "noise"), FISH_LAYERS)
-@pytest.mark.parametrize("index", [0, 1, 2])
+FISH_CASES = [(mixer, noise, index) for mixer, noise in FISH_LAYERS for index in range(3)]
+FAST = [*(("mlp", "global", index) for index in range(3)), ("linear", "none", 1)]
+
+
+@pytest.mark.parametrize(("mixer", "noise", "index"), mostly_slow(FISH_CASES, FAST))
 def test_parameter_counts_of_fish(mixer, noise, index):
     bias = "all" if mixer == "mlp" else "hidden"  # as released: the last bias too
     layer = fish(num_global_heads=(2, 4, 6)[index], mixer=mixer, noise=noise, mixing_bias=bias)
@@ -232,7 +236,11 @@ def test_a_longer_segment_is_refused():
 ATTENTION = shipped("attention")
 
 
-@pytest.mark.parametrize("path", ATTENTION, ids=lambda p: f"{p.parent.stem}-{p.stem}")
+# One file of each class; options of a class are those of tests/attention/test_contract.py.
+CLASSES = {attention_entry(path)["class_path"]: path for path in reversed(ATTENTION)}
+
+
+@pytest.mark.parametrize("path", mostly_slow(ATTENTION, [p.name for p in CLASSES.values()]))
 def test_every_attention_file_makes_a_causal_model_that_trains(path):
     entry = attention_entry(path)
     factory = attention_factory(entry["class_path"], entry["init_args"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -11,11 +13,13 @@ from lit_probattn.models.language_model import IGNORE, LanguageModel
 from lit_probattn.models.masked_language_model import MaskedLanguageModel, mask_tokens
 from lit_probattn.randomness import RandomKey
 from tests.models.test_language_model import VOCAB, small
+from tests.support.slow import mostly_slow
 
 LENGTHS = [4, 11, 1, 7, 11, 3]
 REAL = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
 BOUNDS = torch.tensor([0, *LENGTHS]).cumsum(0).to(torch.int32)
 IDS = torch.tensor([31, 4, 17, 0, 8, 23])
+POSITIONS = ("reversed", "rotary", "forward")
 VARIANTS = {
     "softmax": (SoftmaxAttention, 3, {}),
     "mgk": (MGKAttention, 2, {"num_components": 2}),
@@ -64,12 +68,11 @@ def close(found, expected, atol=1e-12):
 
 @pytest.mark.parametrize(
     ("name", "positions"),
-    [
-        (name, kind)
-        for name in VARIANTS
-        for kind in ("reversed", "forward", "rotary")
-        if (name, kind) != ("linear", "rotary")  # it has no rotary positions
-    ],
+    # Linear attention has no rotary positions.
+    mostly_slow(
+        [pair for pair in product(VARIANTS, POSITIONS) if pair != ("linear", "rotary")],
+        [*zip(VARIANTS, (*POSITIONS, "rotary", "forward"), strict=True)],
+    ),
 )
 def test_causal_models_see_documents_as_padded_and_alone(name, positions):
     """With attention dropout and noise."""

@@ -159,11 +159,11 @@ def test_a_run_is_trained_tested_and_told_apart(tmp_path):
     path = tmp_path / "by_layers.yaml"
     short = {"default": MGK, "layers": {1: {"num_heads": 1, "head_dim": 6}}}
     path.write_text(yaml.safe_dump({"model": {"init_args": {"attention": short}}}))
-    files = ["--task", str(ROOT / "configs/tasks/tiny/lra_listops.yaml"), "--attention", str(path)]
+    files = ["--task", str(ROOT / "configs/tasks/tiny/lra_text.yaml"), "--attention", str(path)]
     place = ["--run.root", str(tmp_path / "runs"), "--trainer.accelerator", "cpu"]
     run(["fit", *files, *place, "--trainer.max_steps", "2"])
     folder = only_version(tmp_path)
-    assert folder.parent.name == "lra_listops_tiny-by_layers"
+    assert folder.parent.name == "lra_text_tiny-by_layers"
     stored = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     attention = stored["model"]["init_args"]["attention"]
     assert [attention_option(stored, name) for name in ("num_heads", "dropout")] == ["2/1", 0.0]

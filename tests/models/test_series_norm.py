@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import socket
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -13,6 +9,7 @@ from torch import nn
 
 from lit_probattn.models.series.norm import SeriesBatchNorm, SeriesLayerNorm, make_norm
 from lit_probattn.tasks.distributed import sum_with_gradients
+from tests.support.runs import in_ranks
 
 LENGTHS = (7, 3, 1, 5)
 WIDTH = 11
@@ -114,33 +111,22 @@ def test_layer_norm_has_the_same_call():
         make_norm(WIDTH, "group", "real")
 
 
-def _rank(rank: int, port: int, folder: str) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=2)
-    torch.set_num_threads(1)
-    x, mask = unequal()
-    rows = slice(0, 1) if rank == 0 else slice(1, None)  # 7 steps on one rank, 9 on the other
-    norm = norm_of()
-    norm.sum_over_ranks = sum_with_gradients
-    mine = x[rows].clone().requires_grad_()
-    loss = (norm(mine, mask[rows]) ** 3 * mask[rows][..., None]).sum()
-    loss.backward()
-    facts = (mine.grad, norm.weight.grad, norm.running_mean, norm.running_var, loss.detach())
-    torch.save(facts, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
-
-
 def test_two_processes_see_the_statistics_of_one(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=_rank, args=(r, port, str(tmp_path))) for r in (0, 1)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(60)
-    assert [process.exitcode for process in ranks] == [0, 0]
+    def work() -> int:
+        dist.init_process_group("gloo")
+        rank = dist.get_rank()
+        x, mask = unequal()
+        rows = slice(0, 1) if rank == 0 else slice(1, None)  # 7 steps on one rank, 9 on the other
+        norm = norm_of()
+        norm.sum_over_ranks = sum_with_gradients
+        mine = x[rows].clone().requires_grad_()
+        loss = (norm(mine, mask[rows]) ** 3 * mask[rows][..., None]).sum()
+        loss.backward()
+        facts = (mine.grad, norm.weight.grad, norm.running_mean, norm.running_var, loss.detach())
+        torch.save(facts, tmp_path / f"{rank}.pt")
+        return 0
+
+    assert in_ranks(work) == [0, 0]
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
     x, mask = unequal()
     x.requires_grad_()

@@ -141,10 +141,6 @@ def test_first_micro_batch_of_a_window_is_checked_too(monkeypatch):
         trainer(accumulate_grad_batches=2).fit(module, data())
 
 
-def scaled_trainer(max_steps):
-    return trainer(max_steps, plugins=[loss_scaling(init_scale=4.0)])
-
-
 def soft_mgk(embed_dim, head_dim):
     return MGKAttention(embed_dim, 2, head_dim=head_dim, e_step="soft")
 
@@ -160,7 +156,7 @@ def test_an_overflow_under_loss_scaling_is_a_skipped_step():
         states.append(weights(module))
 
     module.optimizer_step = recorded
-    run = scaled_trainer(5)
+    run = trainer(5, plugins=[loss_scaling(init_scale=4.0)])
     run.fit(module, data())
     assert run.global_step == 5
     assert module._overflows_in_a_row == 0
@@ -181,4 +177,4 @@ def test_ten_overflows_in_a_row_stop():
     module = task()
     overflow_at(module, range(2, 100))
     with pytest.raises(NonFiniteError, match="at step 11 in 10 steps in a row"):
-        scaled_trainer(50).fit(module, data())
+        trainer(50, plugins=[loss_scaling(init_scale=4.0)]).fit(module, data())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from tests.support.runs import (
     ROOT,
     error_of,
     fingerprint,
-    in_ranks,
     metrics,
     only_version,
     rewound,
@@ -27,6 +25,7 @@ from tests.support.runs import (
     write_attention,
 )
 from tests.support.slow import mostly_slow
+from tests.tasks.tiny import command as tiny_command
 from tests.tasks.tiny import trainer
 
 CONFIGS = ROOT / "configs"
@@ -76,8 +75,7 @@ def direct_loop(module: LanguageModeling, stream: torch.Tensor, window: int) -> 
 @pytest.mark.parametrize("variant", mostly_slow(VARIANTS, ["softmax", "linear"]))
 def test_batched_windows_equal_the_direct_loop_token_by_token(folder, variant):
     module, data = task(variant), made_text.data(folder, eval_batch_size=11)
-    data.setup()
-    stream = torch.from_numpy(data.open().array("test_tokens").astype("int64"))
+    stream = _stream(data)
     expected = direct_loop(module, stream, 7)
     assert len(expected) == len(stream) - 1
     with torch.no_grad():
@@ -92,7 +90,7 @@ def real(batch):
     return {k: v[keep] if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
 
 
-@pytest.mark.parametrize("rows", mostly_slow([1, 10, 64], [10, 64]))
+@pytest.mark.parametrize("rows", mostly_slow([1, 10, 64], [10]))
 def test_perplexity_counts_each_token_once(folder, rows):
     module = task()
     (values,) = trainer().test(module, made_text.data(folder, eval_batch_size=rows), verbose=False)
@@ -144,20 +142,20 @@ def test_loss_is_the_mean_over_tokens(folder):
 
 def test_accumulation_changes_nothing_but_the_order_of_sums(folder):
     losses = []
-    for parts in (1, 2, 4):
+    for parts in (1, 4):
         runner = trainer(1, accumulate_grad_batches=parts)
         runner.fit(task(dropout=0.0), made_text.data(folder))
         losses.append(float(runner.callback_metrics["train/loss"]))
-    assert losses[1:] == pytest.approx(losses[:1] * 2, rel=1e-6)
+    assert losses[1:] == pytest.approx(losses[:1], rel=1e-6)
 
 
-def test_it_learns_with_clipping_and_half_precision(folder):
-    for precision in ("32-true", "bf16-mixed"):
-        runner = trainer(30, gradient_clip_val=0.25, precision=precision)
-        module = task("mgk", lr=2e-2)
-        runner.fit(module, made_text.data(folder))
-        (values,) = runner.test(module, made_text.data(folder), verbose=False)
-        assert values["test/ppl_sliding"] < 20, precision  # of 41 words
+@pytest.mark.parametrize("precision", mostly_slow(["32-true", "bf16-mixed"], ["bf16-mixed"]))
+def test_it_learns_with_clipping(folder, precision):
+    runner = trainer(30, gradient_clip_val=0.25, precision=precision)
+    module = task("mgk", lr=2e-2)
+    runner.fit(module, made_text.data(folder))
+    (values,) = runner.test(module, made_text.data(folder), verbose=False)
+    assert values["test/ppl_sliding"] < 20  # of 41 words
 
 
 def test_schedule_of_the_papers():
@@ -188,19 +186,9 @@ def test_inverse_square_root_has_no_end():
 # ---- the command line --------------------------------------------------------------------------
 
 
-def command(name, place, text, *more, tiny="small", attention=None):
-    files = [
-        *("--config", str(CONFIGS / "tasks" / "tiny" / f"wikitext103_{tiny}.yaml")),
-        *("--config", attention or write_attention(place)),
-    ]
-    where = [
-        *("--data.init_args.data_dir", str(text), "--run.root", str(place / "runs")),
-        *("--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"),
-        *("--trainer.log_every_n_steps", "1"),
-    ]
-    if "--trainer.devices" not in more:
-        where += ["--trainer.devices", "1"]
-    return [name, *files, *where, *more]
+def command(name, place, text, *more, tiny="small"):
+    every = ("--trainer.log_every_n_steps", "1")
+    return tiny_command(name, f"wikitext103_{tiny}", place, *every, *more, data_dir=text)
 
 
 @pytest.fixture(scope="module")
@@ -217,22 +205,6 @@ def test_a_run_resumes_exactly(tmp_path, trained, folder):
     assert metrics(resumed) == metrics(only_version(trained))
 
 
-@pytest.mark.slow  # sentences: distributed/test_layouts.py
-def test_two_processes_train_like_one(tmp_path, folder):
-    options = ("--model.init_args.dropout", "0.0", "--trainer.max_steps", "6")
-    two = (*options, "--trainer.devices", "2", "--trainer.strategy", "ddp")
-    (tmp_path / "one").mkdir()
-    (tmp_path / "two").mkdir()
-    run(command("fit", tmp_path / "one", folder, *options))
-    assert in_ranks(lambda: main(command("fit", tmp_path / "two", folder, *two))) == [0, 0]
-    one, other = (metrics(only_version(tmp_path / name)) for name in ("one", "two"))
-    for row, same in zip(one, other, strict=True):
-        for name in ("train/loss", "val/ppl_segments", "val/tokens_segments"):
-            assert bool(row[name]) == bool(same[name])
-            if row[name]:
-                assert float(same[name]) == pytest.approx(float(row[name]), rel=2e-5), name
-
-
 def test_ranks_that_write_the_attention_file_never_read_half_of_it(tmp_path):
     """Each writes it as it makes its command, while the others may read it."""
     with open(write_attention(tmp_path), encoding="utf-8") as reading:
@@ -240,19 +212,6 @@ def test_ranks_that_write_the_attention_file_never_read_half_of_it(tmp_path):
         assert "SoftmaxAttention" in reading.read()  # the file that was opened, whole
     assert "MGKAttention" in Path(path).read_text(encoding="utf-8")
     assert [file.name for file in tmp_path.iterdir()] == ["variant.yaml"]
-
-
-def test_two_processes_score_like_one(trained, folder, capsys):
-    options = ("--ckpt_path", "last", "--data.init_args.eval_batch_size", "5")
-    report = only_version(trained) / "test-step-00000016.json"
-    run(command("test", trained, folder, *options))
-    one = json.loads(report.read_text(encoding="utf-8"))
-    report.unlink()
-    two = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
-    assert in_ranks(lambda: main(command("test", trained, folder, *options, *two))) == [0, 0]
-    found = json.loads(report.read_text(encoding="utf-8"))
-    assert found["test/tokens_sliding"] == one["test/tokens_sliding"] > 0
-    assert found["test/ppl_sliding"] == pytest.approx(one["test/ppl_sliding"], rel=1e-6)
 
 
 def test_predict_writes_text_and_speed(trained, folder, capsys):
@@ -286,12 +245,5 @@ def test_the_vocabulary_of_the_checkpoint_can_be_given(trained, folder, tmp_path
     assert main(command("test", trained, other, *options)) == 0
 
 
-@pytest.mark.parametrize("tiny", ["medium", "value_aware"])
-def test_one_step_of_the_other_models(tmp_path, folder, tiny):
-    run(command("fit", tmp_path, folder, "--trainer.fast_dev_run", "1", tiny=tiny))
-
-
-def test_missing_text_is_one_line(tmp_path, capsys):
-    message = error_of(command("fit", tmp_path, tmp_path / "none"), capsys)
-    assert "text: the release is not under" in message
-    assert "wiki.train.tokens" in message
+def test_one_step_of_the_other_model(tmp_path, folder):
+    run(command("fit", tmp_path, folder, "--trainer.fast_dev_run", "1", tiny="value_aware"))

@@ -19,11 +19,10 @@ def all_samples(split):
     return [collate([dataset[i]]) for i in range(len(dataset))]
 
 
-@pytest.mark.parametrize("batch_size", [8, 4, 21])
-def test_metrics_count_every_sample_once(batch_size):
-    """21 samples are no multiple of 8 or 4: the last batch is filled up."""
+def test_metrics_count_every_sample_once():
+    """21 samples are no multiple of 8: the last batch is filled up."""
     module = task()
-    (values,) = trainer().test(module, data(eval_batch_size=batch_size), verbose=False)
+    (values,) = trainer().test(module, data(eval_batch_size=8), verbose=False)
     module.eval()
     rows = [
         (module.model(b["inputs"], key_mask=b["key_mask"]), b["target"])
@@ -48,18 +47,17 @@ def test_predictions_leave_out_fill_up_rows():
 
 def test_training_loss_is_logged_over_the_whole_step():
     """With dropout off, accumulation changes nothing but the order of the sums."""
-    runs = {n: trainer(1, accumulate_grad_batches=n) for n in (1, 2, 4)}
-    losses = {}
-    for count, run in runs.items():
+    losses = []
+    for count in (1, 4):
+        run = trainer(1, accumulate_grad_batches=count)
         run.fit(task(), data())
-        losses[count] = float(run.callback_metrics["train/loss"])
-    assert losses[2] == pytest.approx(losses[1], rel=1e-6)
-    assert losses[4] == pytest.approx(losses[1], rel=1e-6)
+        losses.append(float(run.callback_metrics["train/loss"]))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
 
 
 def test_it_learns():
-    run = trainer(60)
-    run.fit(task(lr=1e-2), data())
+    run = trainer(45)
+    run.fit(task(lr=2e-2), data())
     assert float(run.callback_metrics["train/loss"]) < 1.0 < torch.tensor(CLASSES).log()
 
 
@@ -85,16 +83,14 @@ def priors(module):
 
 def test_prior_update_is_once_per_step_over_all_micro_batches():
     results = {}
-    for count in (1, 2, 4):
+    for count in (1, 4):
         module = task(soft_mgk)
         before = {name: value.clone() for name, value in priors(module).items()}
-        trainer(3, accumulate_grad_batches=count).fit(module, data())
+        trainer(2, accumulate_grad_batches=count).fit(module, data())
         results[count] = priors(module)
         assert before
         assert any(not torch.equal(before[name], results[count][name]) for name in before)
-    for name, value in results[1].items():
-        torch.testing.assert_close(results[2][name], value, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(results[4][name], value, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(results[4], results[1], rtol=1e-5, atol=1e-6)
 
 
 def test_dropout_differs_by_micro_step_and_repeats_by_seed():
@@ -106,8 +102,9 @@ def test_dropout_differs_by_micro_step_and_repeats_by_seed():
         trainer(3).fit(module, data(num_train=8))
         return seen
 
-    assert losses(0) == losses(0)
-    assert losses(0) != losses(1)
+    first = losses(0)
+    assert first == losses(0)
+    assert first != losses(1)
 
 
 def test_attention_dropout_is_drawn_anew_in_every_step_and_off_in_evaluation():
@@ -133,16 +130,6 @@ def _mask(batch):
     return {"key_mask": batch["key_mask"]}
 
 
-def test_max_steps_must_be_set():
-    with pytest.raises(ValueError, match=r"max_steps"):
-        trainer(-1).fit(task(), data())
-
-
-def test_run_beyond_the_schedule_is_refused():
-    with pytest.raises(ValueError, match="max_steps 9 exceeds schedule_steps 8"):
-        trainer(9).fit(task(schedule="cosine", schedule_steps=8), data())
-
-
 def test_python_factory_stays_out_of_the_checkpoint(tmp_path):
     run = trainer(1)
     module = task()
@@ -157,10 +144,9 @@ def test_activation_checkpointing_changes_no_weight():
     results = []
     for recompute in (False, True):
         module = task(activation_checkpointing=recompute, dropout=0.3)
-        trainer(3).fit(module, data())
+        trainer(2).fit(module, data())
         results.append(module.state_dict())
-    for name, value in results[0].items():
-        torch.testing.assert_close(results[1][name], value, rtol=0, atol=0)
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)
 
 
 def soft_mgk_with_dropout(embed_dim, head_dim):

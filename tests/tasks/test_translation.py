@@ -9,17 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from lit_probattn.attention import MGKAttention, SoftmaxAttention
+from datamodules import ToyTranslation
+from lit_probattn.attention import MGKAttention
 from lit_probattn.models.encoder_decoder import EOS, PAD
 from lit_probattn.models.language_model import IGNORE
 from lit_probattn.tasks import Translation
 from lit_probattn.tasks.translation import smoothed_losses
+from tests.tasks.tiny import softmax, trainer
 
 SOURCE, TARGET = 17, 13  # words of each side
-
-
-def softmax(c, head_dim, **more):
-    return SoftmaxAttention(c, 2, head_dim=head_dim, **more)
 
 
 def make_task(attention=softmax, **options: Any) -> Translation:
@@ -123,6 +121,21 @@ def test_parts_of_a_global_batch_sum_to_its_mean(dtype):
     tolerance = {"rtol": 1e-12, "atol": 1e-14} if dtype == torch.float64 else {}
     torch.testing.assert_close(sum(parts) / 2, expected.detach(), **tolerance)
     torch.testing.assert_close(total, gradient, **tolerance)
+
+
+def test_the_logged_loss_without_smoothing_is_a_mean_over_ranks_and_micro_batches(monkeypatch):
+    """As if two ranks had the same data; without smoothing it is the loss of training."""
+    monkeypatch.setattr("lit_probattn.tasks.translation.num_ranks", lambda: 2)
+    monkeypatch.setattr("lit_probattn.tasks.translation.sum_over_ranks", lambda x: 2 * x)
+    data = ToyTranslation(num_train=16, num_val=4, num_test=4, num_words=6, max_tokens=64)
+    data.prepare_data()
+    data.setup("fit")
+    sizes = {name: getattr(data, name) for name in ("source_vocab_size", "vocab_size")}
+    task = make_task(**sizes, max_seq_len=64, label_smoothing=0.0).train()
+    run = trainer(2, accumulate_grad_batches=2)
+    run.fit(task, data)
+    loss, plain = (float(run.callback_metrics[f"train/{name}"]) for name in ("loss", "nll"))
+    assert plain == pytest.approx(loss, rel=1e-6)  # the base class has the losses of one rank × 2
 
 
 def test_a_micro_batch_of_filling_rows_has_a_loss_of_zero():
@@ -240,8 +253,8 @@ def test_a_model_that_knows_its_lines_scores_100():
     """Trained on three pairs until it repeats them."""
     data = batch()
     task = with_coder(make_task(embed_dim=24), data).train()
-    optimizer = torch.optim.Adam(task.parameters(), lr=0.01)
-    for _ in range(120):
+    optimizer = torch.optim.Adam(task.parameters(), lr=0.02)
+    for _ in range(60):
         optimizer.zero_grad()
         task.batch_loss(data).backward()
         optimizer.step()

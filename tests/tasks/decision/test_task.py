@@ -11,8 +11,6 @@ import pytest
 import torch
 
 from datamodules import ToyTrajectories
-from lit_probattn.attention import SoftmaxAttention
-from lit_probattn.rollouts import environments
 from lit_probattn.rollouts.environments import make_environment
 from lit_probattn.tasks import DecisionMaking, decision
 from tests.tasks import tiny
@@ -20,16 +18,12 @@ from tests.tasks import tiny
 OBS, ACT, STEPS = 5, 2, 5  # of the toy
 
 
-def softmax(c, head_dim, **more):
-    return SoftmaxAttention(c, 2, head_dim=head_dim, **more)
-
-
 def make_task(**options: Any) -> DecisionMaking:
     torch.manual_seed(3)
     sizes = {"obs_dim": OBS, "act_dim": ACT, "max_timestep": 1000, "context_length": STEPS}
     small = {"embed_dim": 12, "head_dim": 6, "num_layers": 1, "mlp_dim": 10, "warmup_steps": 1}
     still = {"dropout": 0.0, "attention_dropout": 0.0, "test_episodes": 3}
-    return DecisionMaking(softmax, **{**sizes, **small, **still, **options})
+    return DecisionMaking(tiny.softmax, **{**sizes, **small, **still, **options})
 
 
 def make_data(**options: Any) -> ToyTrajectories:
@@ -84,7 +78,7 @@ def test_what_padding_holds_changes_nothing():
     )
 
 
-@pytest.mark.parametrize("parts", [1, 2, 4])
+@pytest.mark.parametrize("parts", [1, 4])
 def test_a_step_follows_the_mean_over_the_real_steps_of_its_whole_batch(parts):
     """Its gradient, before clipping, beside that of the mean written out; its logged loss too."""
     found: dict[str, Any] = {}
@@ -119,11 +113,11 @@ def test_a_step_follows_the_mean_over_the_real_steps_of_its_whole_batch(parts):
 
 
 def test_it_learns():
-    task = make_task(lr=1e-2)
-    trainer = run(task, make_data(num_episodes=24), 1)
-    before = float(trainer.callback_metrics["train/loss"])
-    trainer = run(make_task(lr=1e-2), make_data(num_episodes=24), 60)
-    assert float(trainer.callback_metrics["train/loss"]) < 0.6 * before
+    losses = []
+    for steps in (1, 40):
+        trainer = run(make_task(lr=1e-2), make_data(num_episodes=24), steps)
+        losses.append(float(trainer.callback_metrics["train/loss"]))
+    assert losses[1] < 0.6 * losses[0]
 
 
 # ---- evaluation --------------------------------------------------------------------------------
@@ -219,12 +213,6 @@ def test_data_without_an_environment_are_tested_by_the_loss(capsys, monkeypatch)
     (found,) = tiny.trainer(1).test(make_task(), data, verbose=False)
     assert "test/score" not in found
     assert "no episodes played: " in capsys.readouterr().out
-
-
-def test_an_environment_of_other_sizes_is_refused_before_anything_runs(monkeypatch):
-    monkeypatch.setitem(environments.OWN, "Toy", "tests.rollouts.toy.Pendulum")
-    with pytest.raises(ValueError, match=r"Toy has observations of shape \(4,\), but the policy"):
-        tiny.trainer(1).test(make_task(), make_data(), verbose=False)
 
 
 # ---- what is kept ------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 
-import pandas as pd
 import pytest
 import torch
 
@@ -128,7 +127,7 @@ def test_two_processes_started_by_the_command_line(one_process, tmp_path):
     assert_same_training(one_process, tmp_path)
 
 
-@pytest.mark.slow  # also for three processes: test_exact_metrics.py
+@pytest.mark.slow  # also for the tiny classifier: test_exact_metrics.py
 @pytest.mark.parametrize("split", ["validate", "test"])
 def test_evaluation_is_exact_for_two_processes(one_process, split):
     """21 samples, the same weights: the accuracy is equal, not only close."""
@@ -146,19 +145,6 @@ def test_evaluation_is_exact_for_two_processes(one_process, split):
     assert values[0][f"{short}/accuracy"] * 21 == pytest.approx(
         round(values[0][f"{short}/accuracy"] * 21), abs=1e-5
     )
-
-
-@pytest.mark.slow  # of questions: test_layouts.py; the order of rows: tests/training
-def test_predictions_of_two_processes_are_those_of_one(one_process):
-    tables = []
-    for more in ((), TWO):
-        work = command(one_process, "--ckpt_path", "last", *more, name="predict")
-        assert set(in_ranks(lambda work=work: main(work), 2 if more else 1)) == {0}
-        path = only_version(one_process) / "predictions-step-00000008.parquet"
-        tables.append(pd.read_parquet(path))
-        path.unlink()
-    assert tables[0]["sample_id"].tolist() == list(range(21))
-    pd.testing.assert_frame_equal(tables[0], tables[1], rtol=1e-5)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 from tests.support.exact_metrics import NUM_TEST, TASKS, WORLD_SIZES, scores, table
 from tests.support.slow import mostly_slow
 
-FAST = ("classifier", (1, 3))
+FAST = ("classifier", (1, 2))
 
 
 @pytest.mark.parametrize(

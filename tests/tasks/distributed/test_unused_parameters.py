@@ -61,7 +61,7 @@ def problem(path: Path, rank: int) -> str:
     return ", ".join(without_gradient(wrapped.module))
 
 
-# One file of each class; every file, without DDP: tests/models/test_language_model.py.
+# One file of each class; gradients of every variant: tests/attention/test_contract.py.
 FIRST = list({attention_entry(path)["class_path"]: path for path in reversed(ATTENTION)}.values())
 
 

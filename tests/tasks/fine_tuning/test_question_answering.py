@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from argparse import Namespace
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,17 +14,13 @@ import pytest
 import torch
 
 from datamodules import QuestionAnswering as Questions
-from lit_probattn.attention import SoftmaxAttention
-from lit_probattn.cli.app import main
 from lit_probattn.tasks import QuestionAnswering
 from lit_probattn.tasks.fine_tuning.answers import Prediction, scores_of
 from lit_probattn.training.trained import open_trained
 from tests.datamodules.text.fine_tuning import made
-from tests.support.runs import error_of, only_version, run, write_attention
-
-
-def softmax(c, head_dim, **more):
-    return SoftmaxAttention(c, 2, head_dim=head_dim, **more)
+from tests.support.runs import only_version, run
+from tests.tasks import tiny
+from tests.tasks.tiny import softmax
 
 
 def make_task(**options) -> QuestionAnswering:
@@ -82,16 +78,12 @@ def test_weight_decay_leaves_out_biases_and_norms():
 # ---- runs --------------------------------------------------------------------------------------
 
 
-def command(name: str, folder: Path, *more: str, task: str = "squad", **attention) -> list[str]:
+def command(name: str, folder: Path, *more: str, task: str = "squad") -> list[str]:
     version = "2.0" if task == "squad_v2" else "1.1"
     text = folder / f"text{version}"
     if not text.exists():
         made.write_squad(text, version)
-    files = ["--task", f"tiny/{task}", "--attention", write_attention(folder, **attention)]
-    place = ["--run.root", str(folder / "runs"), "--trainer.accelerator", "cpu"]
-    place += ["--data.init_args.path", str(text), "--trainer.devices", "1"]
-    place += ["--data.init_args.cache_dir", str(folder / "cache")]
-    return [name, *files, *place, "--trainer.enable_progress_bar", "false", *more]
+    return tiny.command(name, task, folder, *more, path=text, cache_dir=folder / "cache")
 
 
 SHORT = ("--trainer.max_steps", "4", "--trainer.val_check_interval", "4")
@@ -112,12 +104,11 @@ def trained(tmp_path_factory):
 
 
 def test_only_a_checkpoint_that_validation_chose_was_selected_on_its_questions(trained):
+    """The last one: below."""
     folder = trained("squad_v2")
-    for checkpoint, selected in (("best", True), ("last", False)):
-        run(command("validate", folder, *SHORT, "--ckpt_path", checkpoint, task="squad_v2"))
-        kind = "best" if selected else "step"
-        (report,) = only_version(folder).glob(f"validate-{kind}-*.json")
-        assert json.loads(report.read_text(encoding="utf-8"))["selected_on_test"] is selected
+    run(command("validate", folder, *SHORT, "--ckpt_path", "best", task="squad_v2"))
+    (report,) = only_version(folder).glob("validate-best-*.json")
+    assert json.loads(report.read_text(encoding="utf-8"))["selected_on_test"] is True
 
 
 @pytest.mark.parametrize("task", ["squad", "squad_v2"])
@@ -128,6 +119,7 @@ def test_scores_are_those_of_every_span_of_every_window(trained, task):
         run(command(name, folder, *SHORT, "--ckpt_path", "last", task=task))
     version = only_version(folder)
     report = json.loads((version / "test-step-00000004.json").read_text(encoding="utf-8"))
+    assert report["selected_on_test"] is False
     table = pd.read_parquet(version / "predictions-step-00000004.parquet")
     official = json.loads((version / "predictions-step-00000004.json").read_text(encoding="utf-8"))
     place = version / "checkpoints/step-00000004.ckpt"
@@ -178,37 +170,27 @@ def test_the_progress_bar_shows_the_loss_and_f1_of_validations(split, shown, mon
     assert found.keys() > {f"{split}/loss", f"{split}/f1"}
 
 
-def test_a_threshold_without_use_is_refused(tmp_path, capsys):
-    more = ("--model.init_args.null_threshold", "1.0")
-    assert "null_threshold 1.0 applies to data of version 2.0" in error_of(
-        command("fit", tmp_path, *more), capsys
-    )
+def test_only_data_of_questions_with_as_many_token_types_are_supported():
+    """The messages of whole commands: tests/bad_inputs."""
+    texts = {"characters": None, "version": "1.1", "num_token_types": 2}
+    for types, found, message in (
+        (0, texts, None),
+        (2, texts, None),
+        (1, texts, "tokeniser has 2 token types, received num_token_types 1"),
+        (2, {"num_token_types": 2}, "answers require data with the texts of questions"),
+    ):
+        task = make_task(num_token_types=types)
+        task._trainer = SimpleNamespace(datamodule=SimpleNamespace(**found))
+        with pytest.raises(ValueError, match=message) if message else nullcontext():
+            task.setup("test")
 
 
-def test_too_few_token_types_are_refused(tmp_path, capsys):
-    more = ("--model.init_args.num_token_types", "1")
-    assert "set --model.init_args.num_token_types 2, or 0" in error_of(
-        command("fit", tmp_path, *more), capsys
-    )
-    run(command("fit", tmp_path, *more[:1], "0", "--trainer.max_steps", "1"))
-
-
-def test_other_data_are_refused(tmp_path, capsys):
-    made.write_mnli(tmp_path / "mnli")
-    words = command("fit", tmp_path, "--data", "datamodules.TextPairs")
-    words += ["--data.init_args.path", str(tmp_path / "mnli"), "--data.init_args.corpus", "mnli"]
-    message = error_of(words, capsys)
-    assert "answers require data with the texts" in message or "unknown" in message
-
-
-def test_it_learns(tmp_path):
-    """The answers of the training questions, by heart."""
-    more = ("--trainer.max_steps", "80", "--model.init_args.lr", "0.03")
-    more += ("--model.init_args.dropout", "0.0", "--trainer.val_check_interval", "80")
-    more += ("--model.init_args.norm_first", "true", "--model.init_args.warmup_steps", "10")
-    words = command("fit", tmp_path, *more)
-    shutil.copy(tmp_path / "text1.1/train.json", tmp_path / "text1.1/dev.json")
-    assert main(words) == 0
-    run(command("validate", tmp_path, *more, "--ckpt_path", "last"))
-    (report,) = only_version(tmp_path).glob("validate-*.json")
-    assert json.loads(report.read_text(encoding="utf-8"))["val/f1"] > 90
+def test_steps_teach_the_spans_of_a_batch():
+    task, data = make_task(dropout=0.0), batch()
+    optimizer = torch.optim.Adam(task.parameters(), lr=0.02)
+    for _ in range(60):
+        optimizer.zero_grad()
+        task.batch_loss(data).backward()
+        optimizer.step()
+    start, end = task(data)
+    assert torch.equal(torch.stack([start, end], -1).argmax(1), data["target"])
