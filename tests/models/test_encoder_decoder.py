@@ -432,3 +432,63 @@ def test_checkpointing_changes_no_gradient():
     assert len(found[0]) == len(found[1]) > 50
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def copy_hugging(ours, theirs):
+    """Give our block the weights of Hugging Face's layer."""
+    named = [(ours.attention, theirs.self_attn)]
+    if ours.cross_attention is not None:
+        named.append((ours.cross_attention, theirs.encoder_attn))
+        ours.norm_cross.load_state_dict(theirs.encoder_attn_layer_norm.state_dict())
+    for layer, other in named:
+        parts = zip(("query", "key", "value", "out"), ("q", "k", "v", "out"), strict=True)
+        for mine, name in parts:
+            state = getattr(other, f"{name}_proj").state_dict()
+            getattr(layer, f"{mine}_proj").load_state_dict(state)
+    ours.mlp.fc1.load_state_dict(theirs.fc1.state_dict())
+    ours.mlp.fc2.load_state_dict(theirs.fc2.state_dict())
+    ours.norm1.load_state_dict(theirs.self_attn_layer_norm.state_dict())
+    ours.norm2.load_state_dict(theirs.final_layer_norm.state_dict())
+
+
+def test_equal_to_hugging_face_marian():
+    """Logits and gradients of a whole model, from token ids, under copied weights."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.MarianConfig(
+        vocab_size=WORDS,
+        max_position_embeddings=LONGEST,
+        d_model=C,
+        **{"encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": MLP},
+        **{"decoder_ffn_dim": MLP, "encoder_attention_heads": H, "decoder_attention_heads": H},
+        **{"activation_function": "relu", "scale_embedding": True, "pad_token_id": PAD},
+        **{"eos_token_id": EOS, "decoder_start_token_id": EOS, "dropout": 0.0},
+    )
+    torch.manual_seed(0)
+    theirs = transformers.MarianMTModel(config).double().eval()
+    ours = tiny(source_vocab_size=WORDS, share="all", head_dim=C // H, positions="learned")
+    base = theirs.model
+    ours.tokens.load_state_dict(base.shared.state_dict())
+    for place, stack, other in (
+        (ours.source_positions, ours.encoder, base.encoder),
+        (ours.positions, ours.decoder, base.decoder),
+    ):
+        place.load_state_dict(other.embed_positions.state_dict())
+        for block, layer in zip(stack.blocks, other.layers, strict=True):
+            copy_hugging(block, layer)
+    source, inputs, source_mask, key_mask = pairs()
+    expected = theirs(
+        input_ids=source,
+        attention_mask=source_mask.long(),
+        decoder_input_ids=inputs,
+        decoder_attention_mask=key_mask.long(),
+    ).logits
+    hidden = ours(source, inputs, source_mask=source_mask, key_mask=key_mask)
+    found = ours.logits(hidden)
+    torch.testing.assert_close(found[key_mask], expected[key_mask], rtol=0, atol=1e-12)
+    cotangent = torch.randn(*found.shape).double() * key_mask[..., None]
+    weights = [ours.tokens.weight, ours.decoder.blocks[0].cross_attention.key_proj.weight]
+    others = [base.shared.weight, base.decoder.layers[0].encoder_attn.k_proj.weight]
+    a = torch.autograd.grad((found * cotangent).sum(), weights)
+    b = torch.autograd.grad((expected * cotangent).sum(), others)
+    for mine, other in zip(a, b, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-12)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 import timm
 import torch
@@ -20,6 +22,7 @@ from lit_probattn.tasks.image_classifier import read_weights
 from tests.datamodules.images.made import write_images
 from tests.support.runs import (
     error_of,
+    in_ranks,
     newest_state,
     only_version,
     rewound,
@@ -316,3 +319,23 @@ def test_initial_weights_that_are_nan_are_refused(tmp_path, ending):
     save({"norm.weight": torch.tensor([1.0, torch.nan])}, path)
     with pytest.raises(ValueError, match=f"weights.{ending}: norm.weight contains NaN in 1 of 2"):
         read_weights(str(path))
+
+
+@pytest.mark.slow
+def test_evaluation_and_predictions_are_exact_for_two_processes(root, one_process):
+    values, tables = [], []
+    for more in ((), ("--trainer.devices", "2", "--trainer.strategy", "ddp")):
+        for name in ("validate", "predict"):
+            work = command(name, one_process, root, "--ckpt_path", "last", *more)
+            assert set(in_ranks(lambda work=work: main(work), 2 if more else 1)) == {0}
+        folder = only_version(one_process)
+        values.append(
+            json.loads((folder / "validate-step-00000008.json").read_text(encoding="utf-8"))
+        )
+        tables.append(pd.read_parquet(folder / "predictions-step-00000008.parquet"))
+    for name in ("val/accuracy", "val/accuracy_top5"):
+        assert values[1][name] == values[0][name]
+        assert values[0][name] * 21 == pytest.approx(round(values[0][name] * 21), abs=1e-5)
+    assert not values[0]["selected_on_test"]  # the last checkpoint: nothing was selected
+    assert tables[0]["sample_id"].tolist() == list(range(21))
+    pd.testing.assert_frame_equal(tables[0], tables[1], rtol=1e-5)

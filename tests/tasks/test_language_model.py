@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tests.support.runs import (
     ROOT,
     error_of,
     fingerprint,
+    in_ranks,
     metrics,
     only_version,
     rewound,
@@ -247,3 +249,27 @@ def test_the_vocabulary_of_the_checkpoint_can_be_given(trained, folder, tmp_path
 
 def test_one_step_of_the_other_model(tmp_path, folder):
     run(command("fit", tmp_path, folder, "--trainer.fast_dev_run", "1", tiny="value_aware"))
+
+
+@pytest.mark.slow
+def test_it_learns_with_clipping_and_half_precision(folder):
+    for precision in ("32-true", "bf16-mixed"):
+        runner = trainer(30, gradient_clip_val=0.25, precision=precision)
+        module = task("mgk", lr=2e-2)
+        runner.fit(module, made_text.data(folder))
+        (values,) = runner.test(module, made_text.data(folder), verbose=False)
+        assert values["test/ppl_sliding"] < 20, precision  # of 41 words
+
+
+@pytest.mark.slow
+def test_two_processes_score_like_one(trained, folder, capsys):
+    options = ("--ckpt_path", "last", "--data.init_args.eval_batch_size", "5")
+    report = only_version(trained) / "test-step-00000016.json"
+    run(command("test", trained, folder, *options))
+    one = json.loads(report.read_text(encoding="utf-8"))
+    report.unlink()
+    two = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
+    assert in_ranks(lambda: main(command("test", trained, folder, *options, *two))) == [0, 0]
+    found = json.loads(report.read_text(encoding="utf-8"))
+    assert found["test/tokens_sliding"] == one["test/tokens_sliding"] > 0
+    assert found["test/ppl_sliding"] == pytest.approx(one["test/ppl_sliding"], rel=1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import yaml
 
 from lit_probattn.cli.app import main
 from lit_probattn.configs import read_yaml
-from tests.datamodules.lra.files import write_pairs, write_pathfinder
+from tests.datamodules.lra.files import write_cifar, write_pairs, write_pathfinder
 from tests.support.paths import CONFIGS
 
 
@@ -94,3 +95,27 @@ def test_missing_difficulty_is_one_line(tmp_path, capsys):
     error = capsys.readouterr().err.strip()
     assert "difficulty" in error
     assert "\n" not in error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task", "write", "attention", "steps", "more"),
+    [
+        ("tiny/lra_retrieval", write_pairs, "softmax", 60, ()),
+        ("tiny/lra_retrieval", write_pairs, "mgk_soft_e", 60, ()),
+        ("tiny/lra_image", write_cifar, "linear", 40, ()),
+        ("tiny/lra_pathfinder32", write_pathfinder, "linear", 20, RELEASED),
+    ],
+)
+def test_fit_lowers_the_loss_on_files_of_the_release(tmp_path, task, write, attention, steps, more):
+    write(tmp_path)
+    learn = ("--trainer.max_steps", str(steps), "--model.init_args.schedule_steps", str(steps))
+    fast = ("--model.init_args.lr", "0.01", "--model.init_args.attention.init_args.num_heads", "2")
+    assert main(options(tmp_path, task, attention, *learn, *fast, *more)) == 0
+    (path,) = tmp_path.glob("runs/*/0/metrics.csv")
+    with path.open() as file:
+        losses = [float(row["train/loss"]) for row in csv.DictReader(file) if row["train/loss"]]
+    assert len(losses) == steps
+    first, last = sum(losses[:5]) / 5, sum(losses[-5:]) / 5
+    print(f"{task} {attention}: {first:.3f} -> {last:.3f}")
+    assert last < 0.8 * first

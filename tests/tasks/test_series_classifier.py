@@ -25,6 +25,7 @@ from lit_probattn.tasks.distributed import sum_with_gradients
 from tests.support.runs import (
     error_of,
     fingerprint,
+    in_ranks,
     only_version,
     rewound,
 )
@@ -278,3 +279,21 @@ def test_one_activation_for_blocks_and_head(activation):
     ours, theirs = (torch.autograd.grad((out * weight).sum(), leaves) for out in (found, expected))
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
+
+
+@pytest.mark.slow
+def test_loss_that_is_not_finite_on_one_rank_stops_both(tmp_path, monkeypatch, capfd):
+    """The rank that looks for the bad module repeats its batch alone: it must wait for nobody."""
+    pytest.importorskip("aeon")
+    loss = SeriesClassifier.batch_loss
+
+    def poisoned(self, batch):
+        bad = self.global_rank == 1 and self.trainer.global_step == 1
+        return loss(self, batch) * (float("nan") if bad else 1.0)
+
+    monkeypatch.setattr(SeriesClassifier, "batch_loss", poisoned)
+    two = command("fit", tmp_path, "--trainer.devices", "2", "--trainer.strategy", "ddp")
+    assert in_ranks(lambda: main(two), timeout=60) == [1, 1]
+    errors = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error")]
+    assert len(errors) == 2
+    assert all("the loss is not finite at step 1: rank 1" in line for line in errors)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 
+import pandas as pd
 import pytest
 import torch
 
@@ -182,3 +183,15 @@ def test_killed_rank_and_resume_with_two_processes(two_processes, tmp_path, monk
     resume = command(tmp_path, *TWO, "--ckpt_path", "last")
     assert in_ranks(lambda: main(resume)) == [0, 0]
     assert fingerprint(only_version(tmp_path)) == fingerprint(only_version(two_processes))
+
+
+def test_predictions_of_two_processes_are_those_of_one(one_process):
+    tables = []
+    for more in ((), TWO):
+        work = command(one_process, "--ckpt_path", "last", *more, name="predict")
+        assert set(in_ranks(lambda work=work: main(work), 2 if more else 1)) == {0}
+        path = only_version(one_process) / "predictions-step-00000008.parquet"
+        tables.append(pd.read_parquet(path))
+        path.unlink()
+    assert tables[0]["sample_id"].tolist() == list(range(21))
+    pd.testing.assert_frame_equal(tables[0], tables[1], rtol=1e-5)
