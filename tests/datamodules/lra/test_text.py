@@ -15,7 +15,7 @@ import pytest
 
 from datamodules import Text
 from datamodules.lra import imdb
-from lit_probattn.base.errors import DataError, MissingDataError
+from lit_probattn.base.errors import DataError
 from tests.support.paths import SHARED_DATA
 
 REVIEWS = {
@@ -61,7 +61,7 @@ def contents(data: Text) -> dict[str, list[tuple[bytes, int]]]:
     return {
         name: [
             (bytes((sample.values - 1).tolist()), sample.target)
-            for sample in islice((split[i] for i in range(len(split))), 1000)
+            for sample in (split[i] for i in range(len(split)))
         ]
         for name, split in data.splits.items()
     }
@@ -82,7 +82,8 @@ def test_archive_equals_folder(tmp_path: Path, name: str) -> None:
 
 
 def test_order_is_sorted_and_bytes_are_kept(tmp_path: Path) -> None:
-    test = contents(text(write_folder(tmp_path)))["test"]
+    write_folder(tmp_path)  # which may itself be the data_dir
+    test = contents(text(tmp_path / "aclImdb", cache_dir=str(tmp_path / "caches")))["test"]
     numbers = ["0", "10", "1", "21", "2", "3", "4", "5", "7", "8"]  # by name: 10_ is before 1_
     expected = [
         (REVIEWS[f"aclImdb/test/{name}/{number}_{rating}.txt"], target)
@@ -92,31 +93,20 @@ def test_order_is_sorted_and_bytes_are_kept(tmp_path: Path) -> None:
     assert test == expected
 
 
-def test_folder_itself_may_be_the_data_dir(tmp_path: Path) -> None:
-    write_folder(tmp_path)
-    inside = text(tmp_path / "aclImdb", cache_dir=str(tmp_path / "caches"))
-    assert contents(inside)["test"] == contents(text(tmp_path))["test"]
-
-
 def test_held_out_is_a_part_of_train_by_seed(tmp_path: Path) -> None:
     write_folder(tmp_path)
-    everything = contents(text(tmp_path, split="test_as_val"))
+    whole = text(tmp_path, split="test_as_val")
+    everything = contents(whole)
+    assert everything["val"] == everything["test"]
+    assert len(everything["train"]) == 20
+    assert whole.select_on_test
     splits = contents(text(tmp_path))
     assert [target for _, target in splits["val"]] == [0, 0, 1, 1]
     assert sorted(splits["train"] + splits["val"]) == sorted(everything["train"])
     assert not set(splits["val"]) & set(splits["test"])
     assert contents(text(tmp_path)) == splits
-    others = [contents(text(tmp_path, split_seed=seed))["val"] for seed in range(1, 6)]
-    assert any(other != splits["val"] for other in others)
+    assert contents(text(tmp_path, split_seed=1))["val"] != splits["val"]
     assert not text(tmp_path).select_on_test
-
-
-def test_test_as_val_says_so(tmp_path: Path) -> None:
-    data = text(write_folder(tmp_path), split="test_as_val")
-    splits = contents(data)
-    assert splits["val"] == splits["test"]
-    assert len(splits["train"]) == 20
-    assert data.select_on_test
 
 
 def test_lengths_share_one_cache(tmp_path: Path) -> None:
@@ -154,10 +144,8 @@ def member(name: str, kind: bytes = tarfile.REGTYPE) -> tarfile.TarInfo:
     ("extra", "message"),
     [
         (member("aclImdb/../../escaped.txt"), "outside the archive's folder"),
-        (member("../aclImdb/train/pos/99_9.txt"), "outside the archive's folder"),
         (member("/tmp/escaped.txt"), "outside the archive's folder"),
         (member("aclImdb/train/pos/..\\..\\x.txt"), "outside the archive's folder"),
-        (member("aclImdb/train/pos/99_9.txt", tarfile.SYMTYPE), "not a regular file"),
         (member("aclImdb/train/pos/99_9.txt", tarfile.LNKTYPE), "not a regular file"),
         (member("aclImdb/pipe", tarfile.FIFOTYPE), "not a regular file"),
         (member("aclImdb/test/neg/0_2.txt"), "duplicate .* in test/neg"),
@@ -194,16 +182,6 @@ def test_only_regular_files_are_reviews(tmp_path: Path) -> None:
     assert contents(text(tmp_path)) == before
 
 
-@pytest.mark.parametrize("suffix", ["gz", "xz", "bz2"])
-@pytest.mark.parametrize("keep", [0.0, 0.3, 0.9, 0.999])
-def test_a_cut_archive_is_refused(tmp_path: Path, suffix: str, keep: float) -> None:
-    archive = write_archive(tmp_path / f"aclImdb_v1.tar.{suffix}")
-    data = archive.read_bytes()
-    archive.write_bytes(data[: int(keep * len(data))])
-    with pytest.raises(DataError, match="corrupt or truncated"):
-        text(tmp_path).prepare_data()
-
-
 def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
     archive = write_archive(tmp_path / "aclImdb_v1.tar.gz")
     data = bytearray(archive.read_bytes())
@@ -211,28 +189,6 @@ def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
     archive.write_bytes(data)
     with pytest.raises(DataError, match="corrupt or truncated"):
         text(tmp_path).prepare_data()
-
-
-def test_a_missing_class_is_named(tmp_path: Path) -> None:
-    reviews = {name: data for name, data in REVIEWS.items() if "test/pos" not in name}
-    write_archive(tmp_path / "aclImdb_v1.tar.gz", reviews=reviews)
-    with pytest.raises(DataError, match="no reviews in test/pos"):
-        text(tmp_path).prepare_data()
-
-
-def test_a_missing_release_is_explained(tmp_path: Path) -> None:
-    with pytest.raises(MissingDataError) as error:
-        text(tmp_path).prepare_data()
-    message = str(error.value)
-    assert "\n" not in message
-    for part in (
-        f"{tmp_path}/aclImdb/{{train,test}}/{{pos,neg}}/*.txt",
-        f"{tmp_path}/aclImdb_v1.tar.gz",
-        "ai.stanford.edu/~amaas/data/sentiment",
-        "nothing is downloaded",
-        f"lit-probattn data prepare text --data_dir {tmp_path}",
-    ):
-        assert part in message
 
 
 def test_several_archives_are_ambiguous(tmp_path: Path) -> None:
@@ -245,8 +201,7 @@ def test_several_archives_are_ambiguous(tmp_path: Path) -> None:
 
 
 def real_archive() -> Path:
-    root = SHARED_DATA
-    folder = Path(os.environ.get("LIT_PROBATTN_TEST_DATA", root))
+    folder = Path(os.environ.get("LIT_PROBATTN_TEST_DATA", SHARED_DATA))
     archives = sorted(folder.glob("aclImdb*.tar.*")) if folder.is_dir() else []
     if not archives:
         pytest.skip("no IMDB archive in LIT_PROBATTN_TEST_DATA or ../shared/data")
@@ -267,14 +222,3 @@ def test_real_archive_in_full(tmp_path: Path) -> None:
     data.setup()
     for name in ("train", "test"):
         assert np.bincount(data.split(name).targets).tolist() == [12500, 12500]
-
-
-def test_another_folder_of_reviews_is_another_source(tmp_path: Path) -> None:
-    cache = str(tmp_path / "cache")
-    first = contents(text(write_folder(tmp_path / "a"), cache_dir=cache))
-    other = write_folder(tmp_path / "b")
-    for path in (other / "aclImdb").glob("*/*/*.txt"):
-        path.write_bytes(b"x" + path.read_bytes()[1:])
-    second = contents(text(other, cache_dir=cache))
-    assert first["test"] != second["test"]
-    assert {review[:1] for review, _ in second["test"]} == {b"x"}
