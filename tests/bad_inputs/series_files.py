@@ -31,7 +31,7 @@ def _archive(**options: object) -> Callable[[Path], str]:
 def cases() -> Iterator[Case]:
     """Malformed files, then archives."""
     area = "UEA archives (`.ts`)"
-    for given, (text, _, _) in BAD.items():
+    for given, text in BAD.items():
         yield Case(area, given, _file(text))
     yield Case(area, "an unknown archive", _archive(name="BasicMotion"))
     yield Case(area, "no files", _archive(name="Heartbeat"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import chain, islice
+from itertools import islice
 
 import pytest
 
@@ -50,14 +50,6 @@ def test_global_batches_do_not_depend_on_the_layout(world_size: int, accumulatio
         for step in range(STEPS)
     ]
     assert gather(world_size, accumulation) == expected
-
-
-def test_an_epoch_has_no_repetition_and_the_next_is_another_order() -> None:
-    steps = gather(1, 1)
-    first, second = list(chain(*steps[:6])), list(chain(*steps[6:12]))
-    assert len(set(first)) == len(first) == 48
-    assert first != second
-    assert sorted(permutation(NUM_SAMPLES, SEED, 3)) == list(range(NUM_SAMPLES))
 
 
 def test_seed_and_epoch_are_told_apart() -> None:

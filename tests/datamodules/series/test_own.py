@@ -64,17 +64,6 @@ def test_a_long_table_in_any_order_gives_back_its_series(tmp_path):
     assert made.notes[0].endswith("series by 'id', steps sorted by 'time', values left, right")
 
 
-def test_the_order_of_rows_changes_no_split(tmp_path):
-    made = [
-        data(write_long(tmp_path / f"{shuffle}.csv", cases(), shuffle)) for shuffle in (True, False)
-    ]
-    for name in NAMES:
-        first, second = (m.split(name) for m in made)
-        assert len(first) == len(second)
-        values = [sorted(x[i].values.tolist() for i in range(len(x))) for x in (first, second)]
-        assert values[0] == values[1]
-
-
 def test_a_wide_table_ends_a_series_with_its_last_value(tmp_path):
     rows = [[f"{i}.5", "2", "" if i % 2 else "7", "", i % 3] for i in range(30)]
     with (tmp_path / "wide.csv").open("w", newline="") as file:
