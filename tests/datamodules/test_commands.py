@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from datamodules import REGISTRY
 from datamodules.__main__ import main
 from tests.datamodules.images.made import picture
 from tests.datamodules.lra import files as lra
@@ -97,12 +98,8 @@ def test_check_compares_a_release_with_its_published_sizes(name, tmp_path: Path,
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["prepar", "listops"], "unknown command 'prepar'; .*did you mean 'prepare'"),
-        (["prepare", "listop"], "unknown data set 'listop'; .*did you mean 'listops'"),
-        (["prepare", "listops", "--num_trian", "5"], "--num_trian; did you mean '--num_train'"),
         (["prepare", "listops", "--num_tr", "5"], "--num_tr; did you mean '--num_train'"),
         (["prepare", "listops", "--generator=5"], "--generator; did you mean '--generator_seed'"),
-        (["prepare", "listops", "--num_train", "five"], "num_train.*five"),
         (["prepare", "listops", "--source", "web"], "source.*web"),
         (["prepare", "listops", "--num_train"], "num_train.*expected one argument"),
         (["prepare", "text", "stray"], "stray"),
@@ -133,13 +130,7 @@ def test_wrong_data_is_one_line(arguments: list[str], tmp_path: Path, capsys) ->
 
 def test_help_names_every_option(capsys) -> None:
     assert main(["--help"]) == 0
-    names = (
-        "image, imagenet, iwslt14, listops, lm1b, masked_text, own_images, own_series, own_text, "
-        "own_texts, pathfinder, pretraining_text, question_answering, retrieval, synthetic, text, "
-        "text_pairs, toy_trajectories, "
-        "toy_translation, trajectories, translation, uea, wikitext103, wmt14"
-    )
-    assert names in capsys.readouterr().out
+    assert ", ".join(sorted(REGISTRY)) in " ".join(capsys.readouterr().out.split())
     assert main([]) == 2
     with pytest.raises(SystemExit) as end:
         main(["prepare", "text", "--help"])
@@ -216,14 +207,6 @@ def test_check_shows_what_is_in_own_text(tmp_path: Path, capsys) -> None:
     assert "<unk> in val: 0 of " in shown
     assert len(re.findall("^sample at token [0-9]+: ", shown, re.M)) == 3
     assert "--task own_text " in shown
-
-
-def test_a_kind_can_be_given(tmp_path: Path, capsys) -> None:
-    path = write_reviews(tmp_path / "mine.csv")
-    assert main(["check", str(path), "--kind", "textts"]) == 1
-    assert "did you mean 'texts'?" in capsys.readouterr().err
-    assert main(["check", str(tmp_path / "mine.cvs")]) == 1
-    assert "no such file, folder or data set" in capsys.readouterr().err
 
 
 def test_check_shows_what_is_in_parallel_text(tmp_path: Path, capsys) -> None:

@@ -150,21 +150,6 @@ def test_a_home_that_is_not_there_is_one_line(variable, monkeypatch) -> None:
         Synthetic()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"batch_size": 0}, "batch_size must be at least 1, received 0"),
-        ({"eval_batch_size": 0}, "eval_batch_size must be at least 1"),
-        ({"num_workers": -1}, "num_workers must be at least 0"),
-        ({"vocab_size": 5}, r"num_classes \+ 2 = 6"),
-        ({"max_length": 3}, "max_length=3 is below min_length=32"),
-    ],
-)
-def test_wrong_settings_are_refused(options, message) -> None:
-    with pytest.raises(DataError, match=message):
-        Synthetic(**options)
-
-
 class Log(pl.LightningModule):
     """Remembers the samples that it was trained on."""
 

@@ -170,17 +170,6 @@ def test_only_regular_files_are_pictures(root: Path):
     assert len(after._folders["train"]) == len(before._folders["train"])
 
 
-def test_settings_out_of_range(root: Path):
-    for options, message in (
-        ({"erase": 1.5}, "erase is a probability"),
-        ({"mixup": -1.0}, "mixup and cutmix must be at least 0"),
-        ({"augmentation": "some"}, "augmentation must be one of recipe, none"),
-        ({"image_size": 4}, "image_size must be at least 8"),
-    ):
-        with pytest.raises(DataError, match=message):
-            imagenet(root, **options)
-
-
 # ---- class map and held-out pictures -----------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from lit_probattn.base.errors import DataError
 from tests.datamodules.lra.files import (
     cifar_batch,
     cifar_files,
+    contents,
     python2_pickle,
     write_cifar,
     write_cifar_archive,
@@ -25,14 +26,6 @@ from tests.datamodules.lra.files import (
 
 def image(folder: Path, **options) -> Image:
     return Image(**{"data_dir": str(folder), "batch_size": 5, **options})
-
-
-def contents(data: Image) -> dict[str, list[tuple[bytes, int]]]:
-    data.setup()
-    return {
-        name: [(bytes(split[i].values.tolist()), split[i].target) for i in range(len(split))]
-        for name, split in data.splits.items()
-    }
 
 
 # What Python 2 wrote for {"data": array of one picture, "labels": [3]}, up to the picture and on.

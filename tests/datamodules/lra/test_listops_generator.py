@@ -188,22 +188,6 @@ def test_workers_end_with_the_reader() -> None:
     np.testing.assert_array_equal(first.tokens, chunk_of(SMALL, 0).tokens)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"max_length": 5}, "max_length must be at least min_length"),
-        ({"max_args": 1}, "max_args must be at least 2, received 1"),
-        ({"num_val": 0}, "num_val must be at least 1, received 0"),
-        ({"vocab_size": 16}, "vocab_size must be at least 17, received 16"),
-        ({"max_length_tokens": 20}, "max_length_tokens=20 would truncate them"),
-        ({"generator_seed": -1}, "generator_seed must be at least 0"),
-    ],
-)
-def test_impossible_settings_are_refused(tmp_path, changes, message) -> None:
-    with pytest.raises(DataError, match=message):
-        small(tmp_path, **changes)
-
-
 def test_sizes_are_known_before_setup(tmp_path) -> None:
     data = ListOps(data_dir=str(tmp_path))
     assert (data.vocab_size, data.num_classes, data.max_seq_len) == (32, 10, 2048)

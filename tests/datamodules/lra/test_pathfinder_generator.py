@@ -12,8 +12,8 @@ from datamodules.lra import pathfinder_generator
 from datamodules.lra.pathfinder_contours import Canvas, Draws, GeneratorSettings, paddle
 from datamodules.lra.pathfinder_generator import GeneratedImage, draw_image
 from lit_probattn.base.errors import DataError
-from tests.datamodules.lra.files import write_pathfinder
-from tests.datamodules.lra.test_pathfinder import contents, pathfinder
+from tests.datamodules.lra.files import contents, write_pathfinder
+from tests.datamodules.lra.test_pathfinder import pathfinder
 
 EASY = GeneratorSettings.published(32, "easy", seed=3)
 

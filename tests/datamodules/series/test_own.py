@@ -208,7 +208,7 @@ def test_labels_that_are_bytes_are_texts(tmp_path):
     assert data(tmp_path / "mine.npz").classes == ["down", "up"]
 
 
-@pytest.mark.parametrize("damage", ["another format", "encrypted", "unknown compression"])
+@pytest.mark.parametrize("damage", ["encrypted", "unknown compression"])
 def test_an_archive_that_numpy_cannot_read_is_named(tmp_path, damage):
     path = tmp_path / "mine.npz"
     np.savez(path, x=np.zeros((30, 5)), y=np.arange(30) % 2)
@@ -217,12 +217,9 @@ def test_an_archive_that_numpy_cannot_read_is_named(tmp_path, damage):
     if damage == "encrypted":
         raw[local + 6] |= 1
         raw[central + 8] |= 1
-    elif damage == "unknown compression":
+    else:
         raw[local + 8] = raw[central + 10] = 99
     path.write_bytes(raw)
-    if damage == "another format":
-        with path.open("wb") as file:
-            np.save(file, np.zeros(5))
     with pytest.raises(DataError, match=r"mine\.npz: not a \.npz file"):
         data(path)
 

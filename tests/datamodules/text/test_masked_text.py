@@ -116,7 +116,5 @@ def test_sizes_that_do_not_fit_are_refused(folder):
     words = len(data(folder).vocabulary)
     with pytest.raises(DataError, match=f"set vocab_size to at least {words + 3}"):
         data(folder, vocab_size=words + 2).setup()
-    with pytest.raises(DataError, match="segment_len must be at least 3"):
-        data(folder, segment_len=2)
     with pytest.raises(DataError, match="expected at least 20 for segment_len=22"):
         MaskedSplit(np.arange(5), 22, 10, drop_short=True)

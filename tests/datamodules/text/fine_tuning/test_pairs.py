@@ -15,7 +15,6 @@ from tests.datamodules.text.fine_tuning import made
 def data_of(folder, corpus="own", **options) -> TextPairs:
     options = {"cache_dir": str(folder / "cache"), "vocab_limit": 200, "batch_size": 4, **options}
     data = TextPairs(path=str(folder), corpus=corpus, **options)
-    data.prepare_data()
     data.setup()
     return data
 

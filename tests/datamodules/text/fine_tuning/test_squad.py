@@ -24,7 +24,6 @@ def data_of(folder, **options) -> QuestionAnswering:
     data = QuestionAnswering(
         path=str(folder), cache_dir=str(folder / "cache"), **{**SIZES, **options}
     )
-    data.prepare_data()
     data.setup()
     return data
 
