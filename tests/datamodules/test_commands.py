@@ -48,17 +48,12 @@ def write_listops(folder: Path) -> None:
 
 
 PUBLISHED = {
-    "listops": (
-        ["--source", "released", "--batch_size=1"],
-        write_listops,
-        ["test: 2000; here 1"],
-    ),
+    "listops": (["--source=released", "--batch_size=1"], write_listops, ["test: 2000; here 1"]),
     "image": (
         [],
         lra.write_cifar,
         [
-            "train: 45000; here 45",
-            "val: 5000; here 5",
+            *("train: 45000; here 45", "val: 5000; here 5"),
             "train+val: 50000 (5000 per class); here 50",
             "test: 10000 (1000 per class); here 10",
         ],
