@@ -105,6 +105,14 @@ def test_ts_files_of_ones_own(tmp_path):
     assert [location.rpartition(", ")[2] for location in rows.locations] == ["line 10", "line 11"]
 
 
+def test_statistics_are_those_of_training(tmp_path):
+    made = data(write_long(tmp_path / "mine.csv", cases()), normalization="standardize")
+    train: Any = made.split("train")
+    steps = np.concatenate([train[i].values for i in range(len(train))])
+    np.testing.assert_allclose(steps.mean(0), 0, atol=1e-6)
+    np.testing.assert_allclose(steps.std(0, ddof=1), 1, atol=1e-6)
+
+
 # ---- times and numbers ---------------------------------------------------------------------------
 
 

@@ -152,9 +152,10 @@ def test_own_text_is_divided_and_paragraphs_are_cut(tmp_path):
 
 
 def test_a_line_with_the_end_in_it_is_refused(tmp_path):
-    for name in ("train", "valid", "test"):
-        lines = sentences(20, ord(name[1])) + (["two <eos> in one"] if name == "test" else [])
-        (tmp_path / f"{name}.txt").write_text("\n".join(lines) + "\n")
+    for name, more in (("train", []), ("valid", []), ("test", ["two <eos> in one"])):
+        (tmp_path / f"{name}.txt").write_text(
+            "\n".join([*sentences(20, ord(name[1])), *more]) + "\n"
+        )
     with pytest.raises(DataError, match=r"test.txt: 21 lines give 22 sentences.*<eos>"):
         made(tmp_path, corpus="other")
 
