@@ -340,10 +340,10 @@ TABLE: dict[str, Data] = {
         lambda folder: write_archive(folder / "Libras"),
     ),
     "toy_trajectories": Data(
-        {"num_episodes": 20, "batch_size": 4},
+        {"num_episodes": 8, "batch_size": 4},
         without_padding(
             predict_split="train",  # the test is on episodes that are played
-            num_episodes=21,
+            num_episodes=9,
             data_seed=3,
             context_length=6,
             return_scale=3.0,
