@@ -32,7 +32,7 @@ def _archive(**options: object) -> Callable[[Path], str]:
 def cases() -> Iterator[Case]:
     """Malformed files, then archives."""
     case = partial(Case, "UEA archives (`.ts`)")
-    for given, (text, _, _) in BAD.items():
+    for given, text in BAD.items():
         yield case(given, _file(text))
     yield case("an unknown archive", _archive(name="BasicMotion"))
     yield case("no files", _archive(name="Heartbeat"))

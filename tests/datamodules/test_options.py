@@ -29,7 +29,6 @@ from tests.datamodules.lra.test_text import write_folder as write_reviews
 from tests.datamodules.series.test_own import cases, write_long
 from tests.datamodules.series.test_uea import write as write_archive
 from tests.datamodules.text import made as texts
-from tests.datamodules.trajectories import made as trajectories
 
 CLASSES = {
     name: getattr(importlib.import_module(module), cls)
@@ -107,10 +106,6 @@ def write_stream(folder: Path) -> None:
     write_table(folder, "".join(texts.lines(120, 0)), "mine.txt")
 
 
-def write_minari(folder: Path) -> None:
-    trajectories.write(folder / "hopper-medium-v2.hdf5")
-
-
 def write_table(folder: Path, content: str, name: str = "table.csv") -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text(content, encoding="utf-8")
@@ -149,8 +144,8 @@ class Data:
 HERE = "@"  # the folder of the data
 
 
-def base(**others: Option) -> dict[str, Option]:
-    found = {
+def options(**values: Any) -> dict[str, Option]:
+    common = {
         "data_dir": Option("@/elsewhere"),
         "cache_dir": Option("@/other_cache"),
         "batch_size": Option(3),
@@ -161,12 +156,8 @@ def base(**others: Option) -> dict[str, Option]:
         "pad_multiple": Option(48),
         "predict_split": Option("val"),
     }
-    return {**found, **others}
-
-
-def options(**values: Any) -> dict[str, Option]:
     made = {n: v if isinstance(v, Option) else Option(v) for n, v in values.items()}
-    return base(**made)
+    return {**common, **made}
 
 
 def without_padding(**values: Any) -> dict[str, Option]:
@@ -312,7 +303,7 @@ TABLE: dict[str, Data] = {
         {"corpus": "other", "data_dir": HERE, "batch_size": 4, "segment_len": 7},
         options(
             seed=Option(5, {"batching": "segments"}),
-            **{**STREAM, "test_stride": 3},
+            **STREAM,
             corpus="wikitext-2",
             vocab_file="@/none",
             subwords=270,
@@ -349,10 +340,10 @@ TABLE: dict[str, Data] = {
         lambda folder: write_archive(folder / "Libras"),
     ),
     "toy_trajectories": Data(
-        {"num_episodes": 20, "batch_size": 4},
+        {"num_episodes": 8, "batch_size": 4},
         without_padding(
             predict_split="train",  # the test is on episodes that are played
-            num_episodes=21,
+            num_episodes=9,
             data_seed=3,
             context_length=6,
             return_scale=3.0,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +12,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
-from datamodules import ListOps, Synthetic
+from datamodules import Synthetic
 from datamodules.core.sequences import PadCollate, Sample
 from lit_probattn.base.errors import DataError
 
@@ -40,12 +38,6 @@ def as_rank(data: Synthetic, rank: int, world_size: int, accumulation: int = 1) 
     return data
 
 
-def test_batches_are_loaded_by_the_process_itself_by_default() -> None:
-    data = synthetic()
-    loaders = data.train_dataloader(), data.val_dataloader()
-    assert [loader.loader.num_workers for loader in loaders] == [0, 0]
-
-
 def test_collate_pads_at_the_end() -> None:
     samples = [
         Sample(np.arange(1, 4), 7, 20),
@@ -67,21 +59,12 @@ def test_collate_pads_at_the_end() -> None:
     assert PadCollate("longest", 7, 6)(samples)["inputs"].shape == (2, 6)
 
 
-def test_batches_do_not_depend_on_workers() -> None:
-    streams = [
-        list(islice(synthetic(num_workers=workers).train_dataloader(), 14)) for workers in (0, 2)
-    ]
-    for first, second in zip(*streams, strict=True):
-        assert first["inputs"].shape[0] == 8
-        for name in first:
-            assert torch.equal(first[name], second[name])
-
-
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_evaluation_counts_each_sample_once(world_size: int) -> None:
     full = synthetic()
     seen: list[int] = []
     lengths = set()
+    assert full.val_dataloader().loader.num_workers == 0
     for rank in range(world_size):
         loader = as_rank(synthetic(eval_batch_size=4), rank, world_size).val_dataloader()
         batches = list(loader)
@@ -114,23 +97,6 @@ def test_loaders_leave_the_global_generator_alone() -> None:
     after = torch.rand(3)
     torch.manual_seed(5)
     assert torch.equal(after, torch.rand(3))
-
-
-def test_a_split_reopens_its_file_in_another_process(tmp_path: Path) -> None:
-    data = ListOps(
-        source="generated",
-        num_train=9,
-        num_val=3,
-        num_test=2,
-        min_length=4,
-        max_length=30,
-        data_dir=str(tmp_path),
-    )
-    data.setup()
-    split = data.split("train")
-    pickled = pickle.dumps(split)
-    assert str(tmp_path).encode() in pickled
-    np.testing.assert_array_equal(pickle.loads(pickled)[8].values, split[8].values)
 
 
 def test_synthetic_labels_follow_their_rule() -> None:
@@ -184,21 +150,6 @@ def test_a_home_that_is_not_there_is_one_line(variable, monkeypatch) -> None:
         Synthetic()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"batch_size": 0}, "batch_size must be at least 1, received 0"),
-        ({"eval_batch_size": 0}, "eval_batch_size must be at least 1"),
-        ({"num_workers": -1}, "num_workers must be at least 0"),
-        ({"vocab_size": 5}, r"num_classes \+ 2 = 6"),
-        ({"max_length": 3}, "max_length=3 is below min_length=32"),
-    ],
-)
-def test_wrong_settings_are_refused(options, message) -> None:
-    with pytest.raises(DataError, match=message):
-        Synthetic(**options)
-
-
 class Log(pl.LightningModule):
     """Remembers the samples that it was trained on."""
 
@@ -240,31 +191,35 @@ def trainer(folder: Path, max_steps: int = 9, **options) -> pl.Trainer:
     )
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> tuple[list[list[int]], Path]:
+    """What a run of 18 micro-batches sees, and its checkpoint of the step 4."""
+    folder, log = tmp_path_factory.mktemp("whole"), Log()
+    trainer(folder).fit(log, datamodule=synthetic())
+    assert len(log.seen) == 18
+    return log.seen, folder / "step=4.ckpt"
+
+
 @pytest.mark.parametrize("early", [False, True], ids=["plain", "schedule reads the steps"])
 @pytest.mark.filterwarnings("ignore")
-def test_a_resumed_run_continues_the_stream(tmp_path: Path, early: bool) -> None:
-    whole, rest = Log(early), Log(early)
-    trainer(tmp_path / "a").fit(whole, datamodule=synthetic())
-    assert len(whole.seen) == 18
-    checkpoint = tmp_path / "a" / "step=4.ckpt"
-    trainer(tmp_path / "b").fit(rest, datamodule=synthetic(), ckpt_path=checkpoint)
-    assert rest.seen == whole.seen[8:]
+def test_a_resumed_run_continues_the_stream(whole, tmp_path: Path, early: bool) -> None:
+    rest = Log(early)
+    trainer(tmp_path).fit(rest, datamodule=synthetic(), ckpt_path=whole[1])
+    assert rest.seen == whole[0][8:]
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_epochs_of_lightning_do_not_restart_the_stream(tmp_path: Path) -> None:
-    whole, cut = Log(), Log()
-    trainer(tmp_path / "a").fit(whole, datamodule=synthetic())
-    trainer(tmp_path / "b", limit_train_batches=4).fit(cut, datamodule=synthetic())
-    assert cut.seen == whole.seen
+def test_epochs_of_lightning_do_not_restart_the_stream(whole, tmp_path: Path) -> None:
+    cut = Log()
+    trainer(tmp_path, limit_train_batches=4).fit(cut, datamodule=synthetic())
+    assert cut.seen == whole[0]
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_stream_made_before_the_checkpoint_is_refused(tmp_path: Path) -> None:
-    trainer(tmp_path).fit(Log(), datamodule=synthetic())
-    again = trainer(tmp_path / "b", max_epochs=1)
+def test_a_stream_made_before_the_checkpoint_is_refused(whole, tmp_path: Path) -> None:
+    again = trainer(tmp_path, max_epochs=1)
     with pytest.raises(RuntimeError, match="estimated_stepping_batches"):
-        again.fit(Log(early=True), datamodule=synthetic(), ckpt_path=tmp_path / "step=4.ckpt")
+        again.fit(Log(early=True), datamodule=synthetic(), ckpt_path=whole[1])
 
 
 @pytest.mark.filterwarnings("ignore")

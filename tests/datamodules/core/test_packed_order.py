@@ -21,22 +21,6 @@ def order(*layout: int, start=lambda: 0, **options) -> PackedOrder:
     return PackedOrder(ROWS, ROWS_PER_STEP, MicroSteps(*layout, start=start), **options)
 
 
-def gather(world_size: int, accumulation: int, steps: int, start: int = 0) -> list[list[int]]:
-    """Return the samples of each optimiser step from `start`, over ranks and accumulation steps."""
-    begin = {"start": lambda: start * accumulation}
-    orders = [order(rank, world_size, accumulation, **begin) for rank in range(world_size)]
-    streams = [list(islice(stream, steps * accumulation)) for stream in orders]
-    return [
-        [
-            sample
-            for stream in streams
-            for part in stream[step * accumulation : (step + 1) * accumulation]
-            for sample in part
-        ]
-        for step in range(steps)
-    ]
-
-
 def test_first_fit_takes_the_first_open_row_with_space():
     assert first_fit(np.array([6, 5, 4, 5, 1, 9]), 10).tolist() == [0, 1, 0, 1, 2, 2]
     full = np.full(16, 9)  # as many rows as are open at a time; the next closes the fullest
@@ -54,33 +38,6 @@ def test_rows_hold_every_sample_once_and_not_more_than_fits():
     assert ROWS.unused == pytest.approx(1 - LENGTHS.sum() / (CAPACITY * len(ROWS)))
     assert ROWS.unused < 0.15
     assert [*PackedRows(LENGTHS, CAPACITY, SEED + 1)] != [*ROWS]
-
-
-@pytest.mark.parametrize(
-    ("world_size", "accumulation"), [(1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (3, 2)]
-)
-def test_an_epoch_has_every_sample_once_in_every_layout(world_size, accumulation):
-    steps = order().steps_per_epoch
-    assert steps == -(-len(ROWS) // ROWS_PER_STEP)
-    assert len(ROWS) % ROWS_PER_STEP  # the last step of an epoch has fewer rows
-    expected = gather(1, 1, 2 * steps)
-    found = gather(world_size, accumulation, 2 * steps)
-    for before, now in zip(expected, found, strict=True):
-        assert sorted(before) == sorted(sample for sample in now if sample != FILL)
-    for epoch in (found[:steps], found[steps:]):
-        seen = Counter(sample for sample in chain(*epoch) if sample != FILL)
-        assert seen == Counter(range(len(LENGTHS)))
-    assert found[:steps] != found[steps:]
-
-
-@pytest.mark.parametrize(("world_size", "accumulation"), [(1, 1), (2, 2), (3, 1)])
-def test_resume_is_arithmetic(world_size, accumulation):
-    steps = 2 * order().steps_per_epoch
-    walked = gather(world_size, accumulation, steps)
-    for start in (1, 7, steps - 1):
-        rest = gather(world_size, accumulation, steps - start, start)
-        assert rest == walked[start:]
-    assert gather(1, 1, 1, 10**9) == gather(1, 1, 1, 10**9)
 
 
 def test_items_carry_the_tokens_of_their_global_batch():

@@ -46,6 +46,9 @@ def test_an_epoch_has_every_token_once_between_its_bounds(make, kind):
         total = int(bounds[-1])
         assert batch["inputs"].shape == batch["target"].shape == (1, total)
         assert total <= (64 if kind == "sentences" else 4 * 40)  # of all rows of a step
+        if kind == "sentences":
+            assert int(batch["global_tokens"]) == batch["target"].numel()
+            assert (batch["target"] != IGNORE).all()
         names = batch["sample_ids"].tolist()
         for number, (first, end) in zip(names, pairwise(bounds.tolist()), strict=True):
             plain = data.collate()([split[number]])
@@ -55,12 +58,6 @@ def test_an_epoch_has_every_token_once_between_its_bounds(make, kind):
                 assert batch[name][0, first:end].equal(plain[name][0, :length])
         seen += names
     assert sorted(seen) == list(range(len(split)))
-
-
-def test_sentences_carry_the_tokens_of_their_global_batch(make):
-    for batch in epoch(make("sentences", pack=True)):
-        assert int(batch["global_tokens"]) == batch["target"].numel()
-        assert (batch["target"] != IGNORE).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -74,6 +71,9 @@ def test_packed_batches_are_full_and_evaluation_is_padded_as_ever(make, kind):
             assert one.keys() == other.keys()
             assert one["inputs"].equal(other["inputs"])
             assert one["key_mask"].equal(other["key_mask"])
+    if kind == "sentences":
+        shown = "\n".join(packed.size_lines())
+        assert "\nunused share of packed rows: " in shown
     sizes = [int(batch["cu_seqlens"][-1]) for batch in epoch(packed)]
     assert sum(sizes[:-1]) / len(sizes[:-1]) > 0.8 * (64 if kind == "sentences" else 160)
 
@@ -90,8 +90,3 @@ def test_a_filler_is_not_scored(make, kind):
 def test_pairs_are_not_packed(tmp_path):
     with pytest.raises(DataError, match="pack: true requires next_sentence: false"):
         documents.made(tmp_path, pack=True, next_sentence=True)
-
-
-def test_the_share_of_unused_rows_is_reported(make):
-    lines = list(make("sentences", pack=True).size_lines())
-    assert any(line.startswith("unused share of packed rows: ") for line in lines)

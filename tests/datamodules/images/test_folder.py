@@ -80,14 +80,6 @@ def test_equal_files_are_in_one_split(tmp_path):
         }
 
 
-def test_equal_pictures_in_two_splits_are_refused(tmp_path):
-    write(tmp_path / "train", 4)
-    write(tmp_path / "val", 4, seed=1)
-    shutil.copy(tmp_path / "train/cat/0-3.png", tmp_path / "val/cat/again.png")
-    with pytest.raises(DataError, match=r"again.png duplicates .*0-3.png: an image in two"):
-        data(tmp_path)
-
-
 def test_exchanged_and_added_pictures_are_other_sources(tmp_path):
     folder = write(tmp_path / "a")
     first = data(folder).source_hashes

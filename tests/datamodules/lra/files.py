@@ -21,6 +21,16 @@ PAIR_FILES = {
 }
 
 
+def contents(data: Any, shift: int = 0) -> dict[str, list[tuple[bytes, int]]]:
+    """The bytes (ids less `shift`) and the label of every sample, by the name of the split."""
+    data.setup()
+    samples = {name: [split[i] for i in range(len(split))] for name, split in data.splits.items()}
+    return {
+        name: [(bytes((sample.values - shift).tolist()), sample.target) for sample in part]
+        for name, part in samples.items()
+    }
+
+
 # ---- Retrieval ----------------------------------------------------------------------------------
 
 

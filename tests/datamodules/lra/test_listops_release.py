@@ -10,7 +10,7 @@ import pytest
 from datamodules import ListOps
 from datamodules.lra.listops_generator import TOKENS
 from datamodules.lra.listops_release import read_split
-from lit_probattn.base.errors import DataError, MissingDataError
+from lit_probattn.base.errors import DataError
 from tests.support.listops import export_release, to_line
 
 HEADER = "Source\tTarget\n"
@@ -86,34 +86,15 @@ def test_harmless_differences_are_accepted(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"basic_train.tsv: the file is empty"),
-        (HEADER, r"basic_train.tsv: no lines after the header"),
-        (GOOD, r"tsv:1: expected the header"),
-        (HEADER + GOOD + "\n" + GOOD, r"tsv:3: the line is empty"),
-        (HEADER + GOOD + GOOD[:12], r"tsv:3: expected one tab .* received 0"),
-        (HEADER + GOOD.replace("\t", " "), r"tsv:2: expected one tab .* received 0"),
         (HEADER + GOOD.replace("\t4", "\t4\t4"), r"tsv:2: expected one tab .* received 2"),
-        (HEADER + GOOD.replace("[MAX", "[AVG"), r"tsv:2: unknown token '\[AVG'"),
         (HEADER + GOOD.replace(" 3 ", " 13 "), r"tsv:2: unknown token '13'"),
         (HEADER + GOOD.replace(" 3 ", " \x01 "), r"tsv:2: unknown token '\\x01'"),
-        (HEADER.encode() + GOOD.encode().replace(b"3", b"\xff"), r"tsv:2: unknown token '\\\\xff'"),
-        (
-            HEADER + GOOD.replace("\t4", "\t10"),
-            r"tsv:2: .* a digit 0..9, received '10'",
-        ),
         (
             HEADER + GOOD.replace("\t4", "\t-1"),
             r"tsv:2: .* a digit 0..9, received '-1'",
         ),
         (HEADER + GOOD.replace("\t4", "\t"), r"tsv:2: the value must be a digit 0..9, received ''"),
-        (HEADER + GOOD.replace("\t4", "\t3"), r"tsv:2: received the value 3, .* 4"),
-        (
-            HEADER + "( ( [MAX 4 ) 3 ) ] )\t4\n",
-            r"tsv:2: unbalanced parentheses: 2 opened, 3 closed",
-        ),
         (HEADER + ") ( ( ( [MAX 4 ) 3 ) ] (\t4\n", r"tsv:2: unbalanced parentheses"),
-        (HEADER + "( ( [MAX 4 ) 3 )\t4\n", r"tsv:2: unbalanced brackets: 1 unclosed"),
-        (HEADER + "( ( [MAX ] ) ] )\t4\n", r"tsv:2: an operator has no arguments"),
         (HEADER + "( 4 ] )\t4\n", r"tsv:2: unbalanced brackets: a `\]` has no operator"),
         (HEADER + "( 4 4 )\t4\n", r"tsv:2: expected one expression, received 2"),
     ],
@@ -135,22 +116,3 @@ def test_a_wrong_file_leaves_no_cache(tmp_path: Path) -> None:
     write(tmp_path, HEADER + GOOD + NESTED, "basic_test.tsv")
     data.setup()
     assert [len(data.split(name)) for name in ("train", "val", "test")] == [1, 1, 2]
-
-
-def test_a_missing_release_is_explained(tmp_path: Path) -> None:
-    data = ListOps(source="released", data_dir=str(tmp_path))
-    with pytest.raises(MissingDataError) as error:
-        data.prepare_data()
-    message = str(error.value)
-    assert "\n" not in message
-    for part in (
-        "basic_train.tsv, basic_val.tsv, basic_test.tsv",
-        "lra_release/lra_release/listops-1000",
-        "google-research/long-range-arena",
-        "nothing is downloaded",
-        f"lit-probattn data prepare listops --source released --data_dir {tmp_path}",
-    ):
-        assert part in message
-    write(tmp_path, HEADER + GOOD)
-    with pytest.raises(MissingDataError, match=r"basic_train.tsv, but missing .*basic_val.tsv, "):
-        data.prepare_data()

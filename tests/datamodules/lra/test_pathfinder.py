@@ -4,27 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
+import torch
 from PIL import Image as PilImage
 
 from datamodules import Pathfinder
 from datamodules.__main__ import main
 from lit_probattn.base.errors import DataError, MissingDataError
-from tests.datamodules.lra.files import pathfinder_picture, write_pathfinder
+from tests.datamodules.lra.files import contents, pathfinder_picture, write_pathfinder
 
 
 def pathfinder(folder: Path, **options) -> Pathfinder:
     settings = {"data_dir": str(folder), "difficulty": "hard", "batch_size": 4}
     return Pathfinder(**{**settings, **options})
-
-
-def contents(data: Pathfinder) -> dict[str, list[tuple[bytes, int]]]:
-    data.setup()
-    return {
-        name: [(bytes(split[i].values.tolist()), split[i].target) for i in range(len(split))]
-        for name, split in data.splits.items()
-    }
 
 
 def expected(count: int, side: int = 32) -> list[tuple[bytes, int]]:
@@ -77,8 +69,6 @@ def test_difficulty_has_no_default(tmp_path: Path, capsys) -> None:
     error = capsys.readouterr().err
     assert "difficulty" in error
     assert error.count("\n") == 1
-    with pytest.raises(DataError, match="one of easy, intermediate, hard, received 'medium'"):
-        pathfinder(tmp_path, difficulty="medium")
 
 
 def test_shuffled_split_is_a_function_of_its_seed(tmp_path: Path) -> None:
@@ -107,23 +97,6 @@ def test_empty_pictures_are_skipped_and_counted(tmp_path: Path, capsys) -> None:
     assert "note: 1 images are empty files" in capsys.readouterr().out
 
 
-def test_check_prints_the_published_sizes(tmp_path: Path, capsys) -> None:
-    write_pathfinder(tmp_path)
-    options = ["pathfinder", "--difficulty", "hard", "--data_dir", str(tmp_path)]
-    assert main(["check", *options]) == 1
-    command = f"prepare pathfinder --difficulty hard --resolution 32 --data_dir {tmp_path}"
-    assert command in capsys.readouterr().err
-    assert main(["prepare", *options, "--batch_size", "4"]) == 0
-    assert main(["check", *options, "--batch_size", "4"]) == 1
-    printed = capsys.readouterr().out
-    for line in (
-        "published train: 160000; here 32: DIFFERENT",
-        "published val: 20000; here 4: DIFFERENT",
-        "published test: 20000; here 4: DIFFERENT",
-    ):
-        assert line in printed
-
-
 def test_black_pixels_are_masked_as_published_or_kept(tmp_path: Path) -> None:
     write_pathfinder(tmp_path)
     for choice in ("non_zero", "all"):
@@ -131,21 +104,17 @@ def test_black_pixels_are_masked_as_published_or_kept(tmp_path: Path) -> None:
         data.setup()
         batch = next(iter(data.train_dataloader()))
         assert batch["inputs"].shape == batch["key_mask"].shape == (4, 1024)
-        assert bool(batch["key_mask"].all()) == (choice == "all")
-        if choice == "non_zero":
-            assert ((batch["inputs"] == 0) == ~batch["key_mask"]).all()
+        black = batch["inputs"] == 0
+        assert black.any()
+        assert torch.equal(batch["key_mask"], ~black | torch.tensor(choice == "all"))
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("imgs/0 sample_99.png 2 1 1.8\n", r".*imgs/0/sample_99\.png is missing"),
         ("imgs/7 sample_2.png 2 1 1.8\n", r".*imgs/7/sample_2\.png is missing"),
-        ("imgs/0 sample_2.png 2\n", r"at least 4 words .* received 3"),
         ("\n", r"at least 4 words .* received 0"),
         ("imgs/0 sample_2.png 2 yes 1.8\n", "label must be 0 or 1, received 'yes'"),
-        ("imgs/0 sample_2.png 2 2 1.8\n", "label must be 0 or 1, received '2'"),
-        ("../../secret sample_2.png 2 1 1.8\n", "outside the release"),
         ("/etc passwd 2 1 1.8\n", "outside the release"),
     ],
 )
@@ -162,21 +131,18 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("picture", "message"),
     [
-        (PilImage.new("L", (31, 32)), "32 x 32 pixels, .*sample_2.png has mode L and 31 x 32"),
         (PilImage.new("L", (128, 128)), "has mode L and 128 x 128"),
-        (PilImage.new("RGB", (32, 32)), "has mode RGB and 32 x 32"),
         (PilImage.new("1", (32, 32)), "has mode 1 and 32 x 32"),
-        (b"no picture", "is corrupt"),
-        (None, "is corrupt"),
+        (None, "is corrupt"),  # its end is missing
     ],
 )
 def test_a_wrong_picture_is_named(tmp_path: Path, picture, message: str) -> None:
     place = write_pathfinder(tmp_path)
     path = place / "imgs" / "1" / "sample_2.png"
-    if isinstance(picture, PilImage.Image):
-        picture.save(path)
+    if picture is None:
+        path.write_bytes(path.read_bytes()[:-60])
     else:
-        path.write_bytes(picture or path.read_bytes()[:-60])
+        picture.save(path)
     with pytest.raises(DataError, match=message) as error:
         pathfinder(tmp_path).prepare_data()
     assert str(error.value).startswith(f"{place / 'metadata' / '1.npy'}:3: ")
@@ -189,23 +155,6 @@ def test_a_picture_that_unpacks_to_too_much_is_named(tmp_path: Path, monkeypatch
     monkeypatch.setattr(PilImage, "MAX_IMAGE_PIXELS", 71 * 67 // 2 - 1)  # twice that is refused
     with pytest.raises(DataError, match=r"sample_2\.png is corrupt .*decompression bomb"):
         pathfinder(tmp_path).prepare_data()
-
-
-def test_metadata_of_numpy_is_explained(tmp_path: Path) -> None:
-    place = write_pathfinder(tmp_path)
-    np.save(place / "metadata" / "1.npy", np.array([["imgs/1", "sample_0.png", "0", "1"]]))
-    with pytest.raises(DataError, match=r"metadata/1\.npy: .* received a NumPy array"):
-        pathfinder(tmp_path).prepare_data()
-
-
-def test_changed_pictures_are_read_anew(tmp_path: Path) -> None:
-    place = write_pathfinder(tmp_path, count=20)
-    before = contents(pathfinder(tmp_path))
-    for path in place.glob("imgs/*/*.png"):
-        PilImage.fromarray(np.full((32, 32), 7, dtype=np.uint8)).save(path)
-    after = contents(pathfinder(tmp_path))
-    assert before != after
-    assert {pixels for pixels, _ in after["test"]} == {bytes([7]) * 1024}
 
 
 def test_an_empty_list_of_pictures_is_refused(tmp_path: Path) -> None:

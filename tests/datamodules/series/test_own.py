@@ -26,13 +26,16 @@ def cases(count: int = 40) -> dict[str, tuple[list[list[float]], str]]:
     }
 
 
-def write_long(path: Path, content: dict[str, Any], shuffle: bool = True) -> Path:
-    rows = [[i, t, *step, y] for i, (steps, y) in content.items() for t, step in enumerate(steps)]
-    if shuffle:
-        random.Random(1).shuffle(rows)
+def write_rows(path: Path, head: list[str], rows: list[list[Any]]) -> Path:
     with path.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows([["id", "time", "left", "right", "label"], *rows])
+        csv.writer(file).writerows([head, *rows])
     return path
+
+
+def write_long(path: Path, content: dict[str, Any]) -> Path:
+    rows = [[i, t, *step, y] for i, (steps, y) in content.items() for t, step in enumerate(steps)]
+    random.Random(1).shuffle(rows)
+    return write_rows(path, ["id", "time", "left", "right", "label"], rows)
 
 
 def data(path: Path, **options: Any) -> OwnSeries:
@@ -64,22 +67,9 @@ def test_a_long_table_in_any_order_gives_back_its_series(tmp_path):
     assert made.notes[0].endswith("series by 'id', steps sorted by 'time', values left, right")
 
 
-def test_the_order_of_rows_changes_no_split(tmp_path):
-    made = [
-        data(write_long(tmp_path / f"{shuffle}.csv", cases(), shuffle)) for shuffle in (True, False)
-    ]
-    for name in NAMES:
-        first, second = (m.split(name) for m in made)
-        assert len(first) == len(second)
-        values = [sorted(x[i].values.tolist() for i in range(len(x))) for x in (first, second)]
-        assert values[0] == values[1]
-
-
 def test_a_wide_table_ends_a_series_with_its_last_value(tmp_path):
     rows = [[f"{i}.5", "2", "" if i % 2 else "7", "", i % 3] for i in range(30)]
-    with (tmp_path / "wide.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["t0", "t1", "t2", "t3", "class"], *rows])
-    made = data(tmp_path / "wide.csv")
+    made = data(write_rows(tmp_path / "wide.csv", ["t0", "t1", "t2", "t3", "class"], rows))
     assert (made.num_features, made.max_seq_len, made.classes) == (1, 3, ["0", "1", "2"])
     values = [x for x, _ in found_in(made)]
     assert values[:2] == [[[0.5], [2.0], [7.0]], [[1.5], [2.0]]]
@@ -87,16 +77,15 @@ def test_a_wide_table_ends_a_series_with_its_last_value(tmp_path):
 
 def test_missing_values_inside_are_interpolated(tmp_path):
     rows = [[i, "", i + 2, "xy"[i % 2]] for i in range(20)]
-    with (tmp_path / "wide.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["t0", "t1", "t2", "y"], *rows])
-    assert found_in(data(tmp_path / "wide.csv"))[3][0] == [[3.0], [4.0], [5.0]]
+    path = write_rows(tmp_path / "wide.csv", ["t0", "t1", "t2", "y"], rows)
+    assert found_in(data(path))[3][0] == [[3.0], [4.0], [5.0]]
 
 
-def test_arrays_of_numpy(tmp_path):
+def test_arrays_of_numpy_with_labels_that_are_bytes(tmp_path):
     x = np.random.default_rng(0).normal(size=(30, 5, 3)).astype(np.float32)
-    np.savez(tmp_path / "mine.npz", x=x, y=np.arange(30) % 4)
+    np.savez(tmp_path / "mine.npz", x=x, y=np.array([b"up", b"down"] * 15))
     made = data(tmp_path / "mine.npz")
-    expected = [(case.round(3).tolist(), str(i % 4)) for i, case in enumerate(x)]
+    expected = [(case.round(3).tolist(), ["up", "down"][i % 2]) for i, case in enumerate(x)]
     assert found_in(made) == sorted(expected)
 
 
@@ -135,9 +124,7 @@ def timed(path: Path, times: list[str], count: int = 30) -> Path:
         for step, time in enumerate(times)
     ]
     random.Random(2).shuffle(rows)
-    with path.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows([["id", "time", "value", "label"], *rows])
-    return path
+    return write_rows(path, ["id", "time", "value", "label"], rows)
 
 
 @pytest.mark.parametrize(
@@ -213,13 +200,7 @@ def test_arrays_that_are_no_series_are_told_so(tmp_path):
             data(tmp_path / f"{name}.npz")
 
 
-def test_labels_that_are_bytes_are_texts(tmp_path):
-    x = np.random.default_rng(0).normal(size=(30, 5)).astype(np.float32)
-    np.savez(tmp_path / "mine.npz", x=x, y=np.array([b"up", b"down"] * 15))
-    assert data(tmp_path / "mine.npz").classes == ["down", "up"]
-
-
-@pytest.mark.parametrize("damage", ["another format", "encrypted", "unknown compression"])
+@pytest.mark.parametrize("damage", ["encrypted", "unknown compression"])
 def test_an_archive_that_numpy_cannot_read_is_named(tmp_path, damage):
     path = tmp_path / "mine.npz"
     np.savez(path, x=np.zeros((30, 5)), y=np.arange(30) % 2)
@@ -228,12 +209,9 @@ def test_an_archive_that_numpy_cannot_read_is_named(tmp_path, damage):
     if damage == "encrypted":
         raw[local + 6] |= 1
         raw[central + 8] |= 1
-    elif damage == "unknown compression":
+    else:
         raw[local + 8] = raw[central + 10] = 99
     path.write_bytes(raw)
-    if damage == "another format":
-        with path.open("wb") as file:
-            np.save(file, np.zeros(5))
     with pytest.raises(DataError, match=r"mine\.npz: not a \.npz file"):
         data(path)
 
@@ -248,7 +226,6 @@ def test_ids_are_read_without_the_blanks_around_them(tmp_path):
 
 def test_a_wide_table_with_ids_is_not_taken_for_series_of_one_step(tmp_path):
     rows = [[i, i, i + 1, i + 2, "ab"[i % 2]] for i in range(30)]
-    with (tmp_path / "wide.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["id", "t0", "t1", "t2", "y"], *rows])
+    write_rows(tmp_path / "wide.csv", ["id", "t0", "t1", "t2", "y"], rows)
     with pytest.raises(DataError, match=r"'id'.*one row.*wide"):
         data(tmp_path / "wide.csv")

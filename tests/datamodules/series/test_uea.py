@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import pickle
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from datamodules.__main__ import main
 from datamodules.core.order import FILL
 from datamodules.series.archive import ARCHIVES
 from datamodules.series.samples import Normalizer, fill_missing
-from lit_probattn.base.errors import DataError, MissingDataError
+from lit_probattn.base.errors import MissingDataError
 
 pytest.importorskip("aeon")
 
@@ -64,15 +63,6 @@ def test_collection_has_thirty_names_of_which_aeon_knows_all():
     assert set(ARCHIVES) <= set(datasets.multivariate)
 
 
-@pytest.mark.parametrize(
-    ("name", "nearest"),
-    [("JapanesVowels", "JapaneseVowels"), ("heartbeat", "Heartbeat"), ("PEMS", "PEMS-SF")],
-)
-def test_unknown_name_is_told_the_nearest(name, nearest):
-    with pytest.raises(DataError, match=f"unknown archive {name!r}.*did you mean {nearest!r}"):
-        UEA(name)
-
-
 @pytest.mark.parametrize("num_features", [1, 2])
 def test_files_of_ones_own_are_read_under_their_name(tmp_path, num_features):
     kind = "@univariate true" if num_features == 1 else "@univariate false\n@dimensions 2"
@@ -95,19 +85,11 @@ def test_files_of_ones_own_are_read_under_their_name(tmp_path, num_features):
     assert again.num_classes == 2  # from the cache
 
 
-def test_a_name_with_folders_is_refused(tmp_path):
-    with pytest.raises(DataError, match="name must not contain folders"):
-        UEA("../Mine", data_dir=str(tmp_path))
-
-
-def test_missing_files_are_named_with_their_source(tmp_path):
-    data = UEA("Heartbeat", data_dir=str(tmp_path))
-    with pytest.raises(MissingDataError, match=r"Heartbeat_TRAIN\.ts.*timeseriesclassification"):
-        data.setup()
+def test_a_missing_file_is_named(tmp_path):
     (tmp_path / "Heartbeat").mkdir()
     (tmp_path / "Heartbeat" / "Heartbeat_TRAIN.ts").write_text("x")
     with pytest.raises(MissingDataError, match=r"but missing .*Heartbeat_TEST\.ts"):
-        data.setup()
+        UEA("Heartbeat", data_dir=str(tmp_path)).setup()
 
 
 @pytest.mark.parametrize("folder", ["Libras", ".", "UEA/Libras", "Multivariate_ts/Libras"])
@@ -175,29 +157,6 @@ def test_provenance_holds_the_hashes_of_the_files(archive):
     assert provenance["split_seed"] == 1337
 
 
-def test_changed_file_is_read_anew(archive):
-    before = made(archive).provenance["archive_sha256"]["Libras_TEST.ts"]
-    path = archive / "Libras" / "Libras_TEST.ts"
-    path.write_text(path.read_text(encoding="utf-8") + "1:2:3:b\n")
-    data = made(archive)
-    assert len(data.split("test")) == 4
-    assert data.provenance["archive_sha256"]["Libras_TEST.ts"] != before
-
-
-def test_class_of_the_test_file_that_cannot_be_learned(archive):
-    path = archive / "Libras" / "Libras_TEST.ts"
-    path.write_text(text_of("TEST").replace("true a b", "true a b c") + "1:2:3:c\n")
-    with pytest.raises(DataError, match=r"Libras_TEST\.ts:10: class 'c' is missing from"):
-        made(archive)
-
-
-def test_files_with_different_dimensions(archive):
-    path = archive / "Libras" / "Libras_TEST.ts"
-    path.write_text("@equalLength false\n@classLabel true a b\n@data\n1:2:a\n")
-    with pytest.raises(DataError, match=r"has 3 dimensions and .* has 2"):
-        made(archive)
-
-
 def test_class_without_series_is_left_out_and_told(archive):
     for part in LENGTHS:
         path = archive / "Libras" / f"Libras_{part}.ts"
@@ -205,20 +164,6 @@ def test_class_without_series_is_left_out_and_told(archive):
     data = made(archive)
     assert data.classes == ["a", "b"]
     assert any("classes without series: z" in note for note in data.notes)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"normalization": "sphere"}, "normalization must be one of standardize"),
-        ({"val_fraction": 1.0}, "val_fraction must be between 0 and 1"),
-        ({"select_on": "train"}, "select_on must be one of val, test"),
-        ({"max_length": 0}, "max_length must be at least 1"),
-    ],
-)
-def test_wrong_settings_are_refused(options, message):
-    with pytest.raises(DataError, match=message):
-        UEA("Libras", **options)
 
 
 # ---- values -------------------------------------------------------------------------------------
@@ -287,20 +232,3 @@ def test_declared_missing_values_reach_no_batch(tmp_path):
     assert np.isfinite(values).all()
     assert data.split("test").series(0)[1, 1] == 11.0  # between 10 and 12
     assert any("8 missing values, interpolated" in note for note in data.notes)
-
-
-def test_splits_travel_to_workers_without_their_values(archive):
-    split = made(archive).split("train")
-    copy = pickle.loads(pickle.dumps(split))
-    np.testing.assert_array_equal(copy[3].values, split[3].values)
-    assert len(pickle.dumps(split)) < 4000
-
-
-def test_one_worker_gives_the_same_batches(archive):
-    batches = []
-    for workers in (0, 1):
-        stream = iter(made(archive, num_workers=workers).train_dataloader())
-        batches.append([next(stream) for _ in range(3)])
-    for first, second in zip(*batches, strict=True):
-        assert first["sample_ids"].tolist() == second["sample_ids"].tolist()
-        assert torch.equal(first["inputs"], second["inputs"])

@@ -57,12 +57,20 @@ def texts_of(made: LabelledTexts, name: str) -> list[tuple[str, str]]:
     return [(made.decode(x.values).strip(), made.classes[x.target]) for x in found]
 
 
-@pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "parquet"])
-def test_every_format_gives_back_what_was_written(tmp_path, ending):
+@pytest.mark.parametrize(
+    ("ending", "options"),
+    [
+        *(("csv", {}), ("tsv", {}), ("jsonl", {}), ("parquet", {})),
+        ("csv", {"tokens": "subwords", "vocab_limit": 300}),
+    ],
+)
+def test_every_format_gives_back_what_was_written(tmp_path, ending, options):
+    """From the only file of a folder, whatever its name."""
     content = [(text.replace("eta", 'e,"t\ta'), label) for text, label in rows()]
-    made = data(write(tmp_path / f"mine.{ending}", content))
+    write(tmp_path / f"reviews.{ending}", content)
+    made = data(tmp_path, **options)
     assert made.classes == ["cat", "dog", "newt"]
-    assert (made.vocab_size, made.num_classes) == (257, 3)
+    assert (made.vocab_size, made.num_classes) == (options.get("vocab_limit", 256) + 1, 3)
     found = [pair for name in ("train", "val", "test") for pair in texts_of(made, name)]
     assert sorted(found) == sorted(content)
     assert all(len(texts_of(made, name)) > 2 for name in ("train", "val", "test"))
@@ -77,23 +85,6 @@ def test_columns_are_guessed_by_usual_names_and_said_in_one_line(tmp_path, caplo
     caplog.clear()
     data(path, text_column="Review", label_column="Sentiment")
     assert caplog.messages == []
-
-
-def test_the_order_of_rows_changes_no_split(tmp_path):
-    content = rows()
-    made = [
-        data(write(tmp_path / "a.csv", content)),
-        data(write(tmp_path / "b.csv", content[::-1])),
-    ]
-    for name in ("train", "val", "test"):
-        first, second = (sorted(texts_of(part, name)) for part in made)
-        assert first == second
-
-
-def test_the_only_file_of_a_folder_is_divided_whatever_its_name(tmp_path):
-    write(tmp_path / "reviews.csv", rows())
-    made = data(tmp_path)
-    assert sum(len(made.split(name)) for name in ("train", "val", "test")) == len(rows())
 
 
 def test_the_default_cache_is_that_of_the_folder_with_the_files(tmp_path, monkeypatch):
@@ -171,20 +162,6 @@ def test_a_limit_keeps_the_most_frequent_words(tmp_path):
     made = data(write(tmp_path / "a.csv", content), tokens="words", vocab_limit=3)
     assert made.vocab_size == 4
     assert texts_of(made, "train")[0][0] == "often often <unk> <unk>"
-
-
-def test_subwords_give_back_every_text(tmp_path):
-    pytest.importorskip("tokenizers")
-    made = data(write(tmp_path / "a.csv", rows()), tokens="subwords", vocab_limit=300)
-    found = [pair for name in ("train", "val", "test") for pair in texts_of(made, name)]
-    assert sorted(found) == sorted(rows())
-
-
-def test_a_changed_file_is_read_again(tmp_path):
-    path = write(tmp_path / "a.csv", rows(60))
-    assert sum(len(s) for s in data(path).splits.values()) == 60
-    write(path, rows(75))
-    assert sum(len(s) for s in data(path).splits.values()) == 75
 
 
 def test_a_checkpoint_of_other_classes_is_refused(tmp_path):

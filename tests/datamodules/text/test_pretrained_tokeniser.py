@@ -125,20 +125,16 @@ print(hash("the order of sets"))
 
 def test_another_process_learns_the_same_vocabulary(tmp_path):
     """Where strings have other hashes, so that sets have another order."""
-    program = _TRAIN.format(texts=ascii(TEXTS))
-    hashes, digests = {hash("the order of sets")}, {kind: set() for kind, _ in VOCABULARIES}
+    digests = {kind: set() for kind, _ in VOCABULARIES}
     for kind, size in VOCABULARIES:
         TokenChoice(kind, size).make_from(TEXTS).save(tmp_path / "ours" / kind)
-    for seed in ("1", "2"):
-        done = subprocess.run(
-            [sys.executable, "-c", program, str(tmp_path / seed)],
-            **{"check": True, "capture_output": True, "text": True},
-            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)},
-        )
-        hashes.add(int(done.stdout))
-        if len(hashes) == 2:
-            break
-    assert len(hashes) == 2
+    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    done = subprocess.run(
+        [sys.executable, "-c", _TRAIN.format(texts=ascii(TEXTS)), str(tmp_path / "theirs")],
+        **{"check": True, "capture_output": True, "text": True},
+        env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)},
+    )
+    assert int(done.stdout) != hash("the order of sets")
     for kind, found in digests.items():
         for place in tmp_path.glob(f"*/{kind}"):
             files = sorted(path for path in place.iterdir() if path.suffix in (".txt", ".json"))
@@ -161,20 +157,11 @@ def test_a_learned_vocabulary_has_frequent_words_and_is_no_larger(tmp_path):
 
 
 def test_refusals(tmp_path):
-    with pytest.raises(
-        DataError, match="at least 261, the number of special tokens plus the bytes"
-    ):
+    message = "at least 261, the number of special tokens plus the bytes"
+    with pytest.raises(DataError, match=message):
         encoder(TEXTS, tmp_path, 260, "bpe")
-    with pytest.raises(DataError, match="vocab_limit must be at least 65, the number of"):
-        encoder(TEXTS, tmp_path, 20)
-    with pytest.raises(DataError, match="no words"):
-        encoder([" "], tmp_path, 20)
     with pytest.raises(DataError, match="tokens must be one of"):
         encoder(TEXTS, tmp_path, 200, "unigram")
-    made = TokenChoice("wordpiece", 150).make_from(TEXTS)
-    made.save(tmp_path)
-    with pytest.raises(DataError, match=r"tokenizer\.json exists: choose another folder"):
-        made.save(tmp_path)
 
 
 # ---- files of other programs ---------------------------------------------------------------------

@@ -36,20 +36,21 @@ def test_each_form_is_found_in_each_folder(release: Release, form, tmp_path):
 
 @pytest.mark.parametrize(("release", "form"), FORMS)
 def test_a_part_that_is_missing_is_named(release: Release, form, tmp_path):
-    for part in form:
-        paths = write(tmp_path / "data" / release.folders[0], form)
+    parts = [*form]
+    paths = write(tmp_path / "data" / release.folders[0], form)
+    for part in parts[:: -(-len(parts) // 9)]:
         paths[part].unlink()
         if part in release.optional:
             assert part not in release.find(tmp_path / "data")
         elif len(form) == 1:
-            with pytest.raises(
-                MissingDataError, match=r"the release is not under .*data; expected"
-            ):
+            message = r"the release is not under .*data; expected"
+            with pytest.raises(MissingDataError, match=message):
                 release.find(tmp_path / "data")
         else:
             with pytest.raises(MissingDataError) as told:
                 release.find(tmp_path / "data")
             assert form[part][0] in str(told.value).partition("but missing")[2]
+        paths[part].touch()
 
 
 def test_a_complete_form_is_taken_before_an_incomplete_one(tmp_path):

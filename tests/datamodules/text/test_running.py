@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from datamodules import OwnText
-from lit_probattn.base.errors import DataError
 from tests.datamodules.text.made import lines
 
 SPLITS = ("train", "val", "test")
@@ -63,15 +62,6 @@ def test_files_called_as_splits_are_the_splits(tmp_path):
     assert made.counts.unknown == {"train": 0, "val": 20, "test": 20}
 
 
-@pytest.mark.parametrize(("min_count", "unknown"), [(1, 0), (2, 1), (3, 3)])
-def test_rare_words_are_unknown_in_training_too(tmp_path, min_count, unknown):
-    for name in ("train", "valid", "test"):
-        (tmp_path / f"{name}.txt").write_text(f"often {name}\n" * 9)
-    (tmp_path / "train.txt").write_text("often single\noften pair\npair often\n")
-    made = data(tmp_path, tokens="words", min_count=min_count, segment_len=2, batch_size=1)
-    assert made.counts.unknown["train"] == unknown
-
-
 @pytest.mark.parametrize("tokens", ["characters", "words", "bytes"])
 def test_every_unit_trains_on_any_text(tmp_path, tokens):
     """Words that only the validation text has fail no run."""
@@ -92,19 +82,3 @@ def test_the_same_text_in_another_place_gives_the_same_splits(tmp_path):
         path.write_text("".join(lines(300, 1)))
         parts.append(text_of(data(path), "val"))
     assert parts[0] == parts[1]
-
-
-def test_one_long_line_is_told_that_lines_stay_whole(tmp_path):
-    (tmp_path / "mine.txt").write_text("word " * 5000)
-    with pytest.raises(DataError, match="1 different groups of lines cannot be split"):
-        data(tmp_path / "mine.txt")
-
-
-def test_a_file_that_is_removed_is_no_longer_part_of_the_text(tmp_path):
-    for name in "abc":
-        text = "".join(f"line {i} of {name}\n" for i in range(200))
-        (tmp_path / f"{name}.txt").write_text(text)
-    for names in ("abc", "ab"):
-        text = "".join(text_of(data(tmp_path), split) for split in SPLITS)
-        assert {line[-1] for line in text.splitlines()} == set(names)
-        (tmp_path / "c.txt").unlink(missing_ok=True)

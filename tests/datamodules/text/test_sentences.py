@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import random
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from datamodules import LM1B
-from datamodules.core.order import FILL, MicroSteps
-from datamodules.text.releases import HELD_OUT_SHARDS, lm1b
+from datamodules.core.order import FILL
+from datamodules.text.releases import lm1b
 from datamodules.text.segments import IGNORE
 from lit_probattn.base.errors import DataError, MissingDataError
 
@@ -67,15 +66,6 @@ def lines_of(folder: Path, part: str, names: list[str]) -> list[str]:
 # ---- the release -------------------------------------------------------------------------------
 
 
-def test_names_are_those_of_the_release():
-    assert _TRAINING_NAMES[0] == "news.en-00001-of-00100"
-    assert _TRAINING_NAMES[-1] == "news.en-00099-of-00100"
-    assert [*lm1b(3).forms[0]] == [*lm1b().forms[0]][: 99 + 3]
-    assert _HELD_OUT_NAMES[0] == "news.en.heldout-00000-of-00050"
-    assert _HELD_OUT_NAMES[-1] == "news.en.heldout-00049-of-00050"
-    assert len(_HELD_OUT_NAMES) == HELD_OUT_SHARDS == 50
-
-
 @pytest.mark.parametrize(("shards", "first", "last"), [((None, None), 1, 50), ((40, 3), 40, 43)])
 def test_the_first_held_out_shards_are_the_test_and_the_next_validation(
     folder, tmp_path, shards, first, last
@@ -110,22 +100,17 @@ def test_published_numbers_are_compared(data):
 
 
 def test_missing_and_short_shards_are_named(tmp_path):
-    with pytest.raises(MissingDataError, match=r"not under .* expected the folders training-mono"):
-        made(tmp_path)
     folder = write(tmp_path / "data")
     gone = folder / TRAINING / "news.en-00042-of-00100"
     text = gone.read_bytes()
     gone.unlink()
     with pytest.raises(MissingDataError, match=r"but missing .*/news.en-00042-of-00100$"):
         made(folder)
-    for damaged in (b"", text[:-1]):
-        gone.write_bytes(damaged)
-        with pytest.raises(DataError, match=r"news.en-00042-of-00100 is empty or truncated"):
-            made(folder)
+    gone.write_bytes(text[:-1])
+    with pytest.raises(DataError, match=r"news.en-00042-of-00100 is empty or truncated"):
+        made(folder)
     gone.write_bytes(text)
     (folder / HELD_OUT / "news.en.heldout-00007-of-00050").unlink()
-    with pytest.raises(MissingDataError, match=r"but missing .*heldout-00007-of-00050"):
-        made(folder)
     assert len(made(folder, test_shards=5, val_shards=2).split("test")) == 1 + 2 + 3 + 1 + 2
 
 
@@ -167,9 +152,10 @@ def test_own_text_is_divided_and_paragraphs_are_cut(tmp_path):
 
 
 def test_a_line_with_the_end_in_it_is_refused(tmp_path):
-    for name in ("train", "valid", "test"):
-        lines = sentences(20, ord(name[1])) + (["two <eos> in one"] if name == "test" else [])
-        (tmp_path / f"{name}.txt").write_text("\n".join(lines) + "\n")
+    for name, more in (("train", []), ("valid", []), ("test", ["two <eos> in one"])):
+        (tmp_path / f"{name}.txt").write_text(
+            "\n".join([*sentences(20, ord(name[1])), *more]) + "\n"
+        )
     with pytest.raises(DataError, match=r"test.txt: 21 lines give 22 sentences.*<eos>"):
         made(tmp_path, corpus="other")
 
@@ -193,37 +179,6 @@ def test_wrong_settings_are_one_line(folder, options, message):
 
 
 # ---- batches -----------------------------------------------------------------------------------
-
-
-def batches(data: LM1B, count: int, start: int = 0, rank: int = 0, ranks: int = 1, parts: int = 1):
-    order = data._training_order()
-    kind = type(order)
-    steps = MicroSteps(rank, ranks, parts, lambda: start)
-    own = kind(order.lengths, data.max_tokens, order.seed, steps)
-    return list(islice(own, count))
-
-
-def test_an_epoch_has_every_sentence_once_in_batches_of_so_many_tokens(data):
-    split, steps = data.split("train"), data.steps_per_epoch
-    seen = []
-    for batch in batches(data, steps):
-        lengths = [len(split[place].target) for place in batch]
-        assert len(lengths) * max(lengths) <= 64
-        assert {tokens for _, tokens in batch} == {sum(lengths)}
-        seen += [index for index, _ in batch]
-    assert sorted(seen) == list(range(len(split)))
-    again = [index for batch in batches(data, steps, steps) for index, _ in batch]
-    assert sorted(again) == sorted(seen)
-    assert again != seen
-
-
-def test_any_micro_step_is_reached_by_arithmetic_and_layouts_share_batches(data):
-    whole = batches(data, 40)
-    assert batches(data, 30, 10) == whole[10:]
-    parts = [batches(data, 80, rank=rank, ranks=2, parts=2) for rank in (0, 1)]
-    for step, batch in enumerate(whole):
-        mine = [p for rank in (0, 1) for p in parts[rank][2 * step] + parts[rank][2 * step + 1]]
-        assert sorted(p for p in mine if p[0] != FILL) == sorted(batch)
 
 
 def test_a_padded_batch(data):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import pickle
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,11 +14,9 @@ import pytest
 import torch
 
 from datamodules import ToyTrajectories, Trajectories
-from datamodules.core.base import DataModule
 from datamodules.core.order import FILL
 from lit_probattn.base.errors import DataError, MissingDataError
 from tests.datamodules.trajectories import made
-from tests.support.orders import global_batch
 
 K = 5
 OFFSETS = np.concatenate([[0], np.cumsum(made.LENGTHS)])
@@ -116,50 +113,6 @@ def test_validation_holds_out_whole_episodes_and_reads_each_step_once(path: Path
     assert both.split("val").chosen.tolist() == list(range(len(made.LENGTHS)))
 
 
-def trainer_at(processed: int, rank: int = 0, world_size: int = 1, accumulation: int = 1):
-    counter = SimpleNamespace(processed=processed)
-    progress = SimpleNamespace(total=counter, current=counter)
-    return SimpleNamespace(
-        global_rank=rank,
-        world_size=world_size,
-        accumulate_grad_batches=accumulation,
-        max_steps=1000,
-        fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=progress)),
-        strategy=SimpleNamespace(root_device=torch.device("cpu")),
-    )
-
-
-def ids(module: DataModule, count: int, **layout) -> list[list[int]]:
-    module.trainer = trainer_at(**{"processed": 0, **layout})
-    batches = list(itertools.islice(module.train_dataloader(), count))
-    module.trainer = None
-    return [batch["sample_ids"].tolist() for batch in batches]
-
-
-def test_the_order_is_that_of_seed_and_step_for_every_layout_and_after_resuming(path: Path) -> None:
-    module = opened(path, seed=3)
-    size, steps = len(module.split("train")), 2 * module.steps_per_epoch
-    whole = ids(module, steps)
-    per_epoch = module.steps_per_epoch
-    assert whole == [
-        global_batch(size, 8, 3, *divmod(step, per_epoch)).tolist() for step in range(steps)
-    ]
-    assert ids(module, 3, processed=per_epoch - 1) == whole[per_epoch - 1 : per_epoch + 2]
-    ranks = [ids(module, 4, rank=rank, world_size=2, accumulation=2) for rank in range(2)]
-    parts = [ranks[rank][micro] for micro in range(4) for rank in range(2)]
-    assert [list(itertools.chain(*parts[:4])), list(itertools.chain(*parts[4:]))] == whole[:2]
-
-
-def test_workers_give_the_same_batches(path: Path) -> None:
-    alone, helped = (
-        list(itertools.islice(opened(path, num_workers=n).train_dataloader(), 3)) for n in (0, 1)
-    )
-    for one, other in zip(alone, helped, strict=True):
-        assert all(torch.equal(one[name], other[name]) for name in one)
-    split = pickle.loads(pickle.dumps(opened(path).split("train")))
-    assert isinstance(split.episodes.observations, np.memmap)
-
-
 def test_what_evaluation_needs_is_in_the_checkpoint(path: Path) -> None:
     module = opened(path)
     state = json.loads(json.dumps(module.state_dict()))["evaluation"]
@@ -224,12 +177,6 @@ def test_without_timeouts_an_episode_ends_at_step_1000(tmp_path: Path) -> None:
     assert module.notes[1].startswith("11 steps after the end of the last episode")
 
 
-def test_a_changed_file_is_read_again(path: Path) -> None:
-    before = opened(path).episodes.returns[0]
-    made.write(path, rewards=made.arrays()["rewards"] * 2)
-    assert opened(path).episodes.returns[0] == pytest.approx(2 * before)
-
-
 class FakeMinari:
     """The part of the package that is used."""
 
@@ -271,7 +218,6 @@ def test_minari_gives_the_same_segments(path: Path, monkeypatch) -> None:
 def test_toy_episodes_are_made_in_memory_from_their_seed_and_better_with_skill(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     module, again, other = ToyTrajectories(), ToyTrajectories(), ToyTrajectories(data_seed=1)
-    module.setup()
     assert np.array_equal(module.episodes.observations, again.episodes.observations)
     assert not np.array_equal(module.episodes.rewards[:99], other.episodes.rewards[:99])
     returns = module.episodes.returns
@@ -292,9 +238,6 @@ def test_a_link_that_leads_nowhere_is_a_missing_key(path: Path, key: str, kind: 
 
 
 def test_two_rewards_a_step_are_refused(path: Path) -> None:
-    with h5py.File(path, "a") as file:
-        number = len(file["rewards"])
-        del file["rewards"]
-        file["rewards"] = np.zeros((number, 2), dtype=np.float32)
+    made.write(path, rewards=np.zeros((sum(made.LENGTHS), 2), dtype=np.float32))
     with pytest.raises(DataError, match=r"rewards must have one number per step.*, 2\)"):
         opened(path)

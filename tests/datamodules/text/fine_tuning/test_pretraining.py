@@ -40,7 +40,6 @@ def made(folder: Path, **options) -> PretrainingText:
         written(folder)
     settings = {"vocab_limit": 400, "max_length": 40, "batch_size": 4, "bucket": 1, **options}
     data = PretrainingText(path=str(path), cache_dir=str(folder / "cache"), **settings)
-    data.prepare_data()
     data.setup("fit")
     return data
 

@@ -24,7 +24,6 @@ def data_of(folder, **options) -> QuestionAnswering:
     data = QuestionAnswering(
         path=str(folder), cache_dir=str(folder / "cache"), **{**SIZES, **options}
     )
-    data.prepare_data()
     data.setup()
     return data
 
@@ -41,11 +40,8 @@ def test_a_file_of_version_1_is_read(tmp_path):
 
 
 def test_questions_without_an_answer_are_of_version_2(tmp_path):
-    content = made.squad(0, 8, "2.0")
-    found = read_squad(write(tmp_path, content), "2.0")
+    found = read_squad(write(tmp_path, made.squad(0, 8, "2.0")), "2.0")
     assert [not q.answers for q in found.questions] == [n % 4 == 1 for n in range(8)]
-    with pytest.raises(DataError, match=r"data\[0\].paragraphs\[1\].qas\[0\]: there is no answer"):
-        read_squad(write(tmp_path, content), "1.1")
 
 
 def test_wrong_offsets_are_counted_and_the_first_three_shown(tmp_path):
@@ -110,16 +106,6 @@ def test_a_batch(tmp_path):
     assert (batch["inputs"][~batch["key_mask"]] == data.tokeniser.padding).all()
 
 
-def test_the_cache_is_that_of_the_content(tmp_path):
-    folder = made.write_squad(tmp_path / "x")
-    before = data_of(folder).tokeniser_digest
-    assert data_of(folder).tokeniser_digest == before
-    made.write_squad(folder, train=12)
-    again = data_of(folder)
-    assert again.split("train").num_questions == 12
-    assert again.tokeniser_digest != before
-
-
 def test_a_tokeniser_of_another_cache_is_taken(tmp_path):
     one = data_of(made.write_squad(tmp_path / "x"))
     place = str(one.cache.folder)
@@ -142,7 +128,3 @@ def test_sizes_of_the_model_may_be_larger(tmp_path):
     data = data_of(folder, max_positions=32, vocab_size=300)
     assert (data.max_seq_len, data.vocab_size, data.max_length) == (32, 300, 20)
     assert next(iter(data.val_dataloader()))["inputs"].shape[1] <= 20
-    with pytest.raises(DataError, match="max_positions must be at least max_length=20"):
-        data_of(folder, max_positions=19)
-    with pytest.raises(DataError, match="vocab_size=9 is below the tokeniser's"):
-        _ = data_of(folder, vocab_size=9).vocab_size

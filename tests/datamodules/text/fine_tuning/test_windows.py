@@ -40,7 +40,6 @@ def made(folder, tokens, question="Which of them is it?", **options):
     data = QuestionAnswering(
         path=str(folder), tokens=tokens, vocab_limit=limit, cache_dir=str(folder / "cache"), **sizes
     )
-    data.prepare_data()
     data.setup()
     return data
 

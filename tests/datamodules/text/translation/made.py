@@ -7,19 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-_GERMAN = (
-    "der",
-    "Hund",
-    "sieht",
-    "die",
-    "Katze",
-    "läuft",
-    "schnell",
-    "Haus",
-    "hat",
-    "groß",
-    "nicht",
-)
+_GERMAN = ("der", "Hund", "sieht", "die", "Katze", "läuft")
+_GERMAN += ("schnell", "Haus", "hat", "groß", "nicht")
 _ENGLISH = ("the", "dog", "sees", "a", "cat", "runs", "quickly", "house", "is", "big", "not")
 
 

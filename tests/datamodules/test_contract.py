@@ -1,0 +1,162 @@
+"""What every data module promises, on tiny data of each: the data of the options and more."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import random
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from datamodules.core.base import CachedDataModule
+from lit_probattn.base.errors import DataError
+from tests.datamodules.images.made import write_images
+from tests.datamodules.images.test_folder import write as write_folders
+from tests.datamodules.lra.files import write_pathfinder
+from tests.datamodules.test_options import CLASSES, HERE, TABLE, Data, digest, placed
+from tests.datamodules.text.fine_tuning.made import write_squad
+from tests.datamodules.text.fine_tuning.test_pretraining import written as write_documents
+from tests.datamodules.text.translation.made import write as write_parallel
+from tests.datamodules.trajectories.made import write as write_episodes
+
+PICTURES = {"image_size": 16, "batch_size": 4}
+SQUAD = {"max_length": 20, "stride": 4, "max_query_length": 8, "vocab_limit": 200, "batch_size": 4}
+MORE = {
+    "imagenet": Data({**PICTURES, "data_dir": HERE}, {}, write_images),
+    "own_images": Data({**PICTURES, "path": HERE}, {}, lambda folder: write_folders(folder, 12)),
+    "pathfinder": Data(
+        {"difficulty": "hard", "batch_size": 4, "data_dir": HERE},
+        {},
+        lambda folder: write_pathfinder(folder, 20),
+    ),
+    "pretraining_text": Data(
+        {"path": "@/text.txt", "vocab_limit": 400, "max_length": 40, "batch_size": 4},
+        {},
+        write_documents,
+    ),
+    "question_answering": Data({**SQUAD, "path": HERE}, {}, write_squad),
+    "translation": Data({"path": HERE, "tokens": "words", "max_tokens": 128}, {}, write_parallel),
+    "trajectories": Data(
+        {"path": "@/hopper-medium-v2.hdf5", "context_length": 5, "batch_size": 8, "env": "hopper"},
+        {},
+        lambda folder: write_episodes(folder / "hopper-medium-v2.hdf5"),
+    ),
+}
+ALL = {**TABLE, **MORE}
+NAMES = ("train", "val", "test")
+
+
+def built(name: str, folder: Path, **options: Any) -> Any:
+    """The data module over what is in `folder`, not prepared; its cache is beside the folder."""
+    given = {"cache_dir": str(folder.parent / "cache"), **ALL[name].given, **options}
+    return CLASSES[name](**placed(folder, given))
+
+
+def opened(name: str, folder: Path, **options: Any) -> Any:
+    """Write the data unless they are there, and set the data module up."""
+    if not folder.exists():
+        folder.mkdir()
+        ALL[name].write(folder)
+    data = built(name, folder, **options)
+    data.prepare_data()
+    data.setup()
+    return data
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory) -> Callable[[str], Any]:
+    """Return the data module of a name, set up once for the tests that do not change it."""
+    folder = tmp_path_factory.mktemp("shared")
+
+    @cache
+    def get(name: str) -> Any:
+        (folder / name).mkdir()
+        return opened(name, folder / name / "data")
+
+    return get
+
+
+def rows_of(data: Any, split: str) -> list[dict[str, Any]]:
+    """What each sample of a split is in a batch of its own, but for its number."""
+    collate = data.collate_of(split) if hasattr(data, "collate_of") else data.collate()
+    found = [digest(collate([data.split(split)[i]])) for i in range(len(data.split(split)))]
+    return [{k: v for k, v in row.items() if k != "sample_ids"} for row in found]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_pickled_split_is_the_same_and_has_the_place_of_its_arrays(name, shared):
+    data = shared(name)
+    for split in ("val", "test"):
+        pickled = pickle.dumps(data.split(split))
+        if isinstance(data, CachedDataModule):
+            assert str(data.cache_dir).encode() in pickled
+        before = rows_of(data, split)
+        data.splits[split] = pickle.loads(pickled)
+        assert rows_of(data, split) == before
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_evaluation_has_every_sample_once(name, shared):
+    data = shared(name)
+    for split in ("val", "test"):
+        batches = list(getattr(data, f"{split}_dataloader")())
+        ids = [int(i) for batch in batches for i in batch["sample_ids"] if i >= 0]
+        assert sorted(ids) == list(range(len(data.split(split))))
+
+
+@pytest.mark.parametrize(
+    "name", ["synthetic", "uea", "imagenet", "trajectories", "translation", "masked_text"]
+)
+def test_a_worker_gives_the_same_batches(name, tmp_path):
+    alone, helped = (
+        [digest(batch) for batch in itertools.islice(data.train_dataloader(), 3)]
+        for data in (opened(name, tmp_path / "data", num_workers=n) for n in (0, 1))
+    )
+    assert alone == helped
+
+
+# Of these a cache is made; the others read their files anew, or generate what they give.
+FROM_FILES = [
+    name
+    for name, cls in CLASSES.items()
+    if name in ALL and issubclass(cls, CachedDataModule) and name not in ("listops", "synthetic")
+]
+
+
+# Parts of releases that are neither samples nor labels.
+UNREAD = {"batches.meta", "README", "0_0.txt", "urls_pos.txt", "labeledBow.feat"}
+
+
+@pytest.mark.parametrize("name", FROM_FILES)
+def test_files_are_left_alone_and_a_change_of_any_makes_the_cache_stale(name, tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    ALL[name].write(folder)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    data = opened(name, folder)
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    paths = [path for path in before if path.name not in UNREAD]
+    for path in paths[:: -(-len(paths) // 12)]:
+        content = before[path]
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        with pytest.raises(DataError, match="has changed"):
+            built(name, folder).open()
+        path.write_bytes(content)
+    data.open()  # with the files as they were
+
+
+@pytest.mark.parametrize("name", ["own_series", "own_texts", "text_pairs"])
+def test_the_order_of_rows_changes_no_split(name, tmp_path):
+    before = opened(name, tmp_path / "data")
+    head, *rows = (tmp_path / "data/table.csv").read_text(encoding="utf-8").splitlines()
+    random.Random(1).shuffle(rows)
+    (tmp_path / "data/table.csv").write_text("\n".join([head, *rows]) + "\n")
+    after = opened(name, tmp_path / "data")
+    for split in NAMES:
+        first, second = (Counter(map(repr, rows_of(d, split))) for d in (before, after))
+        assert first == second
