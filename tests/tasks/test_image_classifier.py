@@ -330,9 +330,9 @@ def test_evaluation_and_predictions_are_exact_for_two_processes(root, one_proces
             assert set(in_ranks(lambda work=work: main(work), 2 if more else 1)) == {0}
         folder = only_version(one_process)
         values.append(
-            json.loads((folder / "validate-step-00000008.json").read_text(encoding="utf-8"))
+            json.loads((folder / "validate-step-00000004.json").read_text(encoding="utf-8"))
         )
-        tables.append(pd.read_parquet(folder / "predictions-step-00000008.parquet"))
+        tables.append(pd.read_parquet(folder / "predictions-step-00000004.parquet"))
     for name in ("val/accuracy", "val/accuracy_top5"):
         assert values[1][name] == values[0][name]
         assert values[0][name] * 21 == pytest.approx(round(values[0][name] * 21), abs=1e-5)

@@ -49,20 +49,3 @@ def test_mismatched_is_tested_and_predicted(tmp_path):
     table = pd.read_parquet(version / "predictions-step-00000002.parquet")
     assert table["target"].tolist() == [n % 3 for n in range(200, 209) if n != 201]
     assert not list(version.glob("predictions-*.json"))
-
-
-@pytest.mark.slow
-def test_matched_is_validated_and_mismatched_is_tested(tmp_path):
-    short = ("--trainer.max_steps", "2", "--trainer.val_check_interval", "2")
-    run(command("fit", tmp_path, *short))
-    for name in ("validate", "test", "predict"):
-        run(command(name, tmp_path, *short, "--ckpt_path", "last"))
-    version = only_version(tmp_path)
-    for name, split in (("validate", "val"), ("test", "test")):
-        report = json.loads((version / f"{name}-step-00000002.json").read_text(encoding="utf-8"))
-        assert report["num_samples"] == 8
-        assert not report["selected_on_test"]
-        assert f"{split}/accuracy" in report
-    table = pd.read_parquet(version / "predictions-step-00000002.parquet")
-    assert table["target"].tolist() == [n % 3 for n in range(200, 209) if n != 201]
-    assert not list(version.glob("predictions-*.json"))
