@@ -149,13 +149,14 @@ REAL = torch.tensor([[1] * 9, [1] * 6 + [0] * 3, [0] * 9]).bool()
 def test_no_variant_gives_nan(name, dtype):
     """Outputs and gradients of every variant and backend, from inputs of size 30 to 300.
 
-    Causal and other calls take turns; all have a row without keys.
+    Causal and other calls take turns, in 16 bits the other way round; all have a row without keys.
     """
     torch.manual_seed(0)
     layer = WALKED[name]().to(dtype).train()
     noise = torch.randn(3, 9, VARIANT_EMBED, generator=torch.Generator().manual_seed(1))
     half, most = dtype == torch.float16, GRADIENTS_IN_FLOAT16.get(name, MOST_IN_FLOAT16)
-    for size, is_causal in zip(sorted({most, 30, 300}), itertools.cycle((False, True))):
+    turns = itertools.cycle((False, True) if dtype == torch.float32 else (True, False))
+    for size, is_causal in zip(sorted({most, 30, 300}), turns):
         if half and size > OUTPUTS_IN_FLOAT16.get(name, size):
             continue
         for backend in layer.core.backends:
