@@ -112,38 +112,31 @@ def test_ctrl_c_before_training_is_one_line(capsys):
     assert capsys.readouterr().err == "error: stopped by SIGINT\n"
 
 
-def interrupted_on_rank_1(folder, monkeypatch, interrupt):
-    """Train in two processes until rank 1 receives SIGTERM; both save the same step and end."""
-    with monkeypatch.context() as context:
-        interrupt(context)
-        codes = in_ranks(lambda: main(command(folder, *TWO)), timeout=60)
-    assert codes == [128 + signal.SIGTERM] * 2
-
-
-def test_sigterm_on_one_rank_ends_both_at_the_same_step(tmp_path, monkeypatch):
-    interrupted_on_rank_1(
-        tmp_path,
-        monkeypatch,
-        lambda patch: at_micro_batch(patch, 4, send(signal.SIGTERM), rank=1),
-    )
-    assert newest_state(only_version(tmp_path))["global_step"] == 3
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "interrupt",
+    ("interrupt", "step"),
     [
-        lambda patch: at_micro_batch(patch, 4, send(signal.SIGTERM), rank=1),
-        lambda patch: signal_in_validation(patch, rank=1),
+        pytest.param(
+            lambda patch: at_micro_batch(patch, 4, send(signal.SIGTERM), rank=1), 3, id="training"
+        ),
+        pytest.param(
+            lambda patch: signal_in_validation(patch, rank=1),
+            4,
+            id="validation",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["training", "validation"],
 )
-def test_two_ranks_go_on_as_if_nothing_had_ended_them(tmp_path, monkeypatch, interrupt):
+def test_sigterm_on_one_rank_ends_both_at_the_same_step(tmp_path, monkeypatch, interrupt, step):
+    """And both go on as if nothing had ended them."""
     quiet, interrupted = tmp_path / "quiet", tmp_path / "interrupted"
     for folder in (quiet, interrupted):
         folder.mkdir()
     assert in_ranks(lambda: main(command(quiet, *TWO))) == [0, 0]
-    interrupted_on_rank_1(interrupted, monkeypatch, interrupt)
+    with monkeypatch.context() as context:
+        interrupt(context)
+        codes = in_ranks(lambda: main(command(interrupted, *TWO)), timeout=60)
+    assert codes == [128 + signal.SIGTERM] * 2
+    assert newest_state(only_version(interrupted))["global_step"] == step
     resume = command(interrupted, *TWO, "--ckpt_path", "auto")
     assert in_ranks(lambda: main(resume)) == [0, 0]
     assert_equal_runs(only_version(interrupted), only_version(quiet))
