@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from PIL import Image as PilImage
-
 from datamodules import Image, ImageNet, Pathfinder
 from datamodules.images.samples import open_image
 from tests.bad_inputs.cases import Case, data_error
@@ -97,12 +95,6 @@ def imagenet(change: Callable[[Path], object]) -> Callable[[Path], str]:
         list(data.val_dataloader())
 
     return data_error(read)
-
-
-def _bomb(folder: Path) -> None:
-    """A few bytes that would unpack to more than a gigabyte."""
-    path = folder / "val/n01/n01_0.JPEG"
-    PilImage.new("L", (40000, 40000)).save(path, format="PNG")
 
 
 def _imagenet_cases() -> Iterator[Case]:

@@ -1,4 +1,4 @@
-"""The encoder-decoder against PyTorch's, its tables, masks, caches, sharing, start."""
+"""The encoder-decoder against PyTorch's and Hugging Face's, its tables, masks, caches, start."""
 
 from __future__ import annotations
 

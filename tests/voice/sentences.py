@@ -19,7 +19,6 @@ Kind = Literal["page", "docstring", "help", "message"]
 KINDS: tuple[Kind, ...] = ("page", "docstring", "help", "message")
 PACKAGES = ("lit_probattn", "datamodules", "profiling")
 GENERATED = {"as_released.md", "released_presets.md", "commands.md"}  # written by programs
-_LEAST_WORDS = 4
 # The end of a sentence, before a capital, a code span, a quotation or a bracket.
 _END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`\"'(*\[{—–-])")
 _ARGUMENT = re.compile(r"\n\s+(?=[a-z_*]+(?: \([^)]*\))?: )")
