@@ -115,7 +115,11 @@ AUTO: dict[str, tuple[str, str, str]] = {
         "reference sdpa blockwise",
         "sdpa reference blockwise",
     ),
-    "chunks": ("blockwise reference", "blockwise reference", "triton blockwise reference"),
+    "chunks": (
+        "native blockwise reference",
+        "native blockwise reference",
+        "triton blockwise reference",
+    ),
 }
 # On the meta device, for counting: no kernel would run.
 COUNTED = "sdpa blockwise reference"

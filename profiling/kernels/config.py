@@ -36,7 +36,7 @@ class TorchProducts(Strict):
     """Only the matrix products of linear attention, forward and backward, by `torch.bmm`.
 
     There are 2 and 4 without a mask, and 4 and 8 with a causal mask, computed with the chunks and
-    spans of `lit_probattn.attention.linear.average`.
+    spans of `lit_probattn.attention.linear.chunkwise`.
     """
 
     num_heads: int = Field(ge=1)

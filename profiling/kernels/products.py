@@ -45,7 +45,7 @@ def _of_sums(given: TorchProducts, config: KernelsConfig, make: Make) -> Callabl
 def _of_chunks(
     given: TorchProducts, config: KernelsConfig, make: Make
 ) -> Callable[[], list[Tensor]]:
-    """Products by spans as in `causal_average`, last chunk padded; pairs and states are saved."""
+    """Products by spans as in `causal_product`, last chunk padded; pairs and states are saved."""
     heads, size = config.batch_size * given.num_heads, config.head_dim
     chunk = min(chunk_length(size), config.seq_len)
     chunks = -(-config.seq_len // chunk)

@@ -130,33 +130,6 @@ class _EluPlusOne(torch.autograd.Function):
         return slope
 
 
-def map_into(name: str, x: Tensor) -> Tensor:
-    """Return contiguous features of any view: `elu`, `relu`, or `none` for x itself."""
-    features = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if name == "none":
-        return features.copy_(x)
-    if name == "relu":
-        return torch.clamp_min(x, 0.0, out=features)
-    torch.clamp_max(x, 0.0, out=features)
-    return features.exp_().add_(x.clamp_min(0.0))
-
-
-def slope_(name: str, grad: Tensor, features: Tensor, into: Tensor) -> None:
-    """Write the gradient of the input of `map_into` into any view.
-
-    Args:
-        name: name of the map.
-        grad: gradient of the features; overwritten.
-        features: result of the map, of the same shape.
-        into: view with the same number of elements.
-    """
-    if name == "elu":  # 1 if the result is above 1, else the result itself
-        grad.mul_(features.clamp_max(1.0))
-    elif name == "relu":
-        grad.mul_(features > 0)
-    into.copy_(grad.view(into.shape))
-
-
 def check_feature_map(features: FeatureMap, head_dim: int) -> None:
     """Raise a ValueError for unknown names and for ν outside its range."""
     check_choice("feature_map", features.name, ("elu", "relu", "dpfp", "favor"))

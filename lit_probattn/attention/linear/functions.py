@@ -18,14 +18,13 @@ from lit_probattn.attention.cache import Cache, LinearState
 from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.draws import keep_pairs
 from lit_probattn.attention.engines.kernels import kernel_refusal
+from lit_probattn.attention.engines.native import native_refusal
 from lit_probattn.attention.engines.table import LACKS_OF_BLOCKS, LACKS_OF_OPERATORS
-from lit_probattn.attention.linear.average import causal_average
 from lit_probattn.attention.linear.chunkwise import causal_product
 from lit_probattn.attention.linear.features import FeatureMap
 from lit_probattn.attention.masks import Masks, span
 from lit_probattn.attention.numerics import compute_dtype, repeat_heads, repeat_rows
 from lit_probattn.attention.variant import Engine, Variant
-from lit_probattn.base.graphs import is_transformed, written
 from lit_probattn.randomness import AttentionDropout
 
 Mix = Literal["after", "before"]
@@ -123,8 +122,8 @@ class Linear(Variant):
         return kernel / total.masked_fill(total == 0, 1.0)
 
     def sizes(self, call: HeadCall) -> dict[str, int]:
-        """Return F, the size of a feature vector."""
-        return {"features of a state": self.num_features(call)}
+        """Return F, the size of a feature vector, and K."""
+        return {"features of a state": self.num_features(call), "components": self.score_maps}
 
     def num_features(self, call: HeadCall) -> int:
         """Return F."""
@@ -250,37 +249,6 @@ def _mixed_keys(given: HeadCall, arguments: Linear) -> tuple[Tensor, Tensor | No
     return cols, scale
 
 
-def _divides_inside(given: HeadCall, arguments: Linear) -> bool:
-    """Whether `causal_average` applies: a whole causal sequence in eager mode."""
-    masks, state = given.masks, arguments.state
-    whole = masks.is_causal and masks.num_queries == masks.num_keys and state is None
-    if not whole or arguments.form.denominator != "sum":
-        return False
-    return written() is None and not is_transformed()
-
-
-def _causal_average(given: HeadCall, arguments: Linear) -> Tensor:
-    """Return `linear_blockwise` with elementwise feature maps inside the spans."""
-    query, key, value, masks, dropout = given.heads
-    form, features = arguments.form, arguments.form.features
-    inside = features.name if features.name in ("elu", "relu") else "none"
-    row_map = col_map = inside if features.norm == "none" else "none"
-    if row_map == "none":
-        rows, cols, _ = mixed_features(given, arguments)
-    elif arguments.prior is None and masks.key_mask is None:
-        rows, cols = query, key
-    else:
-        col_map, rows, cols = "none", query, _mixed_keys(given, arguments)[0]
-    factor = 1.0 if form.output_scale == "one" else query.shape[-1] ** -0.5
-    return causal_average(
-        *(rows, real_keys(cols, masks), drop_values(value, dropout)),
-        row_map=row_map,
-        col_map=col_map,
-        eps=form.eps,
-        factor=factor,
-    )
-
-
 def linear_blockwise(given: HeadCall, arguments: Linear) -> Tensor:
     """Return linear attention with O(N) work and memory; causal over chunks.
 
@@ -288,8 +256,6 @@ def linear_blockwise(given: HeadCall, arguments: Linear) -> Tensor:
     components commutes with the sum over keys). Sums and states are at least float32.
     """
     given = given.precise()
-    if _divides_inside(given, arguments):
-        return _causal_average(given, arguments)
     query, _, value, masks, dropout = given.heads
     form, state = arguments.form, arguments.state
     rows, cols, scale = mixed_features(given, arguments)
@@ -439,14 +405,63 @@ def fused_features(given: HeadCall, arguments: Linear) -> FusedFeatures:
     return {"query": rows.to(dtype), "key": cols.to(dtype)}
 
 
-def kept_values(given: HeadCall) -> Tensor | None:
-    """Return the factors of `drop_values`, (B, H_kv, L) float32."""
+def kept_values(given: HeadCall, dtype: torch.dtype = torch.float32) -> Tensor | None:
+    """Return the factors of `drop_values`, (B, H_kv, L)."""
     dropout, value = given.dropout, given.value
     if dropout is None:
         return None
     batch, heads, length, _ = value.shape
     keep = keep_pairs(dropout, batch, heads, range(1), span(0, length), value.device)
-    return keep[:, :, 0] * dropout.scale
+    return keep[:, :, 0].to(dtype) * dropout.scale
+
+
+def linear_native(given: HeadCall, arguments: Linear) -> Tensor:
+    """Return `linear_blockwise` by the C library, (B, H, N, E_v), in at least float32.
+
+    `dpfp`, `favor`, normalised features, and the mixing of keys before φ are computed outside.
+    """
+    from lit_probattn.kernels.cpu.linear import MAPS, LinearInputs, linear_by_chunks
+
+    given = given.precise()
+    query, key, value, masks, _ = given.heads
+    form, prior = arguments.form, arguments.prior
+    row_map = col_map = "none"
+    if form.features.norm == "none" and form.features.name in ("elu", "relu"):
+        row_map, key = form.features.name, arguments.components(key)
+        if prior is not None and form.mix == "before":
+            key, prior = mix_keys(key, prior), None
+        col_map = row_map
+    else:
+        (query, key, _), prior = mixed_features(given, arguments), None
+    divides = form.denominator == "sum"
+    factor = 1.0 if form.output_scale == "one" else given.query.shape[-1] ** -0.5
+    return linear_by_chunks(
+        LinearInputs(
+            query=query,
+            key=key[:, :, None] if key.dim() == 4 else key,
+            value=value,
+            prior=None if prior is None else prior.to(query.dtype),
+            key_mask=masks.key_mask,
+            keep=kept_values(given, query.dtype),
+            row_map=MAPS.index(row_map),
+            col_map=MAPS.index(col_map),
+            divides=divides,
+            is_causal=masks.is_causal,
+            eps=form.eps,
+            factor=factor if divides else factor / form.length_root(masks),
+        )
+    )
+
+
+def missing_chunks(call: HeadCall, variant: Variant) -> str | None:
+    """Return why the library does not support a call: device, compiler, or the causal mask."""
+    refusal, masks = native_refusal(call.device), call.masks
+    if refusal is None and masks.is_causal and masks.num_queries != masks.num_keys:
+        return (
+            "supports a causal mask only for as many keys as queries, received "
+            f"{masks.num_queries} queries and {masks.num_keys} keys"
+        )
+    return refusal
 
 
 LACKS_OF_CHUNKS = {"transform": LACKS_OF_BLOCKS["transform"]}
@@ -455,6 +470,12 @@ _NO_PAIRS = "cannot apply attn_mask, because it forms no pairs"
 Linear.own_engines = {
     "reference": Engine(linear_reference, lacks={"state": "cannot continue from a state"}),
     "blockwise": Engine(linear_blockwise, lacks={**LACKS_OF_CHUNKS, "pair mask": _NO_PAIRS}),
+    "native": Engine(
+        linear_native,
+        lacks={**LACKS_OF_STATE_KERNELS, "pair mask": _NO_PAIRS},
+        limits={"components": 16},
+        missing=missing_chunks,
+    ),
     "triton": Engine(
         linear_triton,
         lacks={**LACKS_OF_STATE_KERNELS, "pair mask": _NO_PAIRS},

@@ -42,6 +42,8 @@ _SOURCES = {
     "draws.o": ("draws.c", *_COMMON, "-DDOUBLE"),
     "tiles_float.o": ("tiles.c", *_COMMON),
     "tiles_double.o": ("tiles.c", *_COMMON, "-DDOUBLE"),
+    "linear_float.o": ("linear.c", *_COMMON),
+    "linear_double.o": ("linear.c", *_COMMON, "-DDOUBLE"),
     "peak.o": ("peak.c", *_COMMON),
 }
 # Vectors of 512 bits, if processor and compiler support them.
@@ -274,6 +276,8 @@ def _open(handle: int, path: Path) -> Library:
         for real in ("float", "double"):
             getattr(found, f"tiles_forward_{real}").argtypes = [pointer, size, size]
             getattr(found, f"tiles_backward_{real}").argtypes = [pointer, *[size] * 6]
+            getattr(found, f"linear_forward_{real}").argtypes = [pointer, *[size] * 3]
+            getattr(found, f"linear_backward_{real}").argtypes = [pointer, *[size] * 3]
         for peak in (found.peak_products, found.peak_exponentials):
             peak.argtypes, peak.restype = [pointer, size], size
         found.has_low = bool(found.has_pairs())

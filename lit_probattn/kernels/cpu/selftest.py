@@ -12,7 +12,7 @@ from torch import Tensor
 from lit_probattn.base.errors import UnsupportedError
 from lit_probattn.base.memory import is_predicting
 from lit_probattn.base.torch_internals import outside_modes
-from lit_probattn.kernels.cpu import draws, tiles
+from lit_probattn.kernels.cpu import draws, linear, tiles
 from lit_probattn.kernels.cpu.library import load, obstacle, processor
 from lit_probattn.randomness import AttentionDropout, RandomKey, normal_noise
 
@@ -97,7 +97,40 @@ def _checks() -> list[tuple[str, bool]]:
         for kind, name in enumerate(tiles.KINDS):
             right = _tiles_error(kind, dtype) < _ERRORS[dtype]
             found.append((f"tiles, {name}, {str(dtype).removeprefix('torch.')}", right))
+    for is_causal in (False, True):
+        right = _linear_error(is_causal) < _ERRORS[torch.float32]
+        found.append((f"linear attention{', causal' if is_causal else ''}", right))
     return found
+
+
+def _linear_error(is_causal: bool) -> float:
+    """Return the largest error of linear attention of mixtures, and of its gradients."""
+    generator = torch.Generator().manual_seed(0)
+    batch, sources, groups, length, size = 2, 2, 2, 60, 9
+    shapes = [(batch, sources * groups, length, size), (batch, sources, 2, length, size)]
+    shapes += [(batch, sources, length, 7), (sources, 2, 1)]
+    given = [torch.randn(shape, generator=generator, device="cpu") for shape in shapes]
+    given[3] = given[3].abs()
+    query, key, value, prior = (x.requires_grad_() for x in given)
+    kinds = [linear.MAPS.index(name) for name in ("elu", "relu")]
+    rest = (None, None, *kinds, True, is_causal, 1e-3, 0.5)
+    out = linear.linear_by_chunks(linear.LinearInputs(query, key, value, prior, *rest))
+    exact = [x.detach().double().requires_grad_() for x in given]
+    rows = torch.where(exact[0] > 0, exact[0] + 1.0, exact[0].exp())
+    cols = (exact[1].relu() * exact[3][..., None]).sum(2).repeat_interleave(groups, 1)
+    kernel = rows @ cols.mT
+    kernel = kernel.tril() if is_causal else kernel
+    numerator = kernel @ exact[2].repeat_interleave(groups, 1)
+    expected = 0.5 * numerator / (kernel.sum(-1, keepdim=True) + 1e-3)
+    weight = torch.linspace(-1.0, 1.0, out.numel(), device="cpu").view(out.shape)
+    found = torch.autograd.grad(out, given, weight)
+    wanted = torch.autograd.grad(expected, exact, weight.double())
+    return _largest_error([(out, expected), *zip(found, wanted, strict=True)])
+
+
+def _largest_error(pairs: list[tuple[Tensor, Tensor]]) -> float:
+    """Return the largest norm of a difference relative to the second tensor."""
+    return max(float((a - b).detach().norm() / b.detach().norm()) for a, b in pairs)
 
 
 def _tiles_error(kind: int, dtype: torch.dtype) -> float:
@@ -149,5 +182,4 @@ def _tiles_error(kind: int, dtype: torch.dtype) -> float:
     weight = torch.linspace(-1.0, 1.0, out.numel(), device="cpu").view(out.shape).to(dtype)
     found = torch.autograd.grad(out, list(given.values()), weight)
     wanted = torch.autograd.grad(expected, list(exact.values()), weight.double())
-    pairs = [(out, expected), *zip(found, wanted, strict=True)]
-    return max(float((a - b).detach().norm() / b.detach().norm()) for a, b in pairs)
+    return _largest_error([(out, expected), *zip(found, wanted, strict=True)])

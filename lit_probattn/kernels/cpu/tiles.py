@@ -13,10 +13,19 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_probattn.base.graphs import once_differentiable, written
+from lit_probattn.base.graphs import written
 from lit_probattn.base.memory import only_shapes
 from lit_probattn.kernels.cpu.jobs import run_jobs
 from lit_probattn.kernels.cpu.library import load
+from lit_probattn.kernels.cpu.structure import (
+    dense_rows,
+    differentiable,
+    numbers,
+    pointers,
+    put,
+    reals,
+    strides,
+)
 from lit_probattn.kernels.operator import define_operators, new_gradients
 
 Reduction = Literal["soft", "hard", "sum", "layers", "power"]
@@ -105,47 +114,32 @@ class Inputs(NamedTuple):
         return [*sizes, self.components, kind]
 
 
-def _strides(names: str) -> list[tuple[str, Any]]:
-    found = []
-    for name, count in (part.split(":") for part in names.split()):
-        found.append((f"{name}_strides", ctypes.c_int64 * int(count)))
-    return found
-
-
-def _pointers(names: str) -> list[tuple[str, Any]]:
-    return [(name, ctypes.c_void_p) for name in names.split()]
-
-
-def _numbers(names: str) -> list[tuple[str, Any]]:
-    return [(name, ctypes.c_int64) for name in names.split()]
-
-
 class _Call(ctypes.Structure):
     """Mirror of `Call` in tiles.c."""
 
     _fields_ = [
-        *_numbers(f"{' '.join(_SIZES)} common low key_heads value_heads col_heads"),
-        ("scale", ctypes.c_double),
-        *_pointers("query key value coef row col"),
-        *_strides("query:3 key:4 value:3"),
-        *_pointers("bias"),
-        *_strides("bias:4"),
-        *_pointers("key_mask"),
-        *_numbers("key_stride"),
-        *_pointers("pair_mask"),
-        *_strides("pair_mask:4"),
-        *_numbers("causal"),
-        *_pointers("draw"),
-        *_numbers("threshold"),
-        *_pointers("noise"),
-        *_numbers("first_row hidden unit_noise degree"),
-        *_pointers("noise_scale first first_bias second out top inverse"),
-        *_strides("out:3"),
-        *_pointers("grad_out"),
-        *_strides("grad_out:3"),
-        *_pointers("grad_query grad_key grad_value grad_row grad_col grad_bias share"),
-        *_strides("grad_query:3 grad_key:4 grad_value:3 grad_bias:4"),
-        *_pointers("grad_coef grad_noise_scale grad_first grad_first_bias grad_second"),
+        *numbers(f"{' '.join(_SIZES)} common low key_heads value_heads col_heads"),
+        *reals("scale"),
+        *pointers("query key value coef row col"),
+        *strides("query:3 key:4 value:3"),
+        *pointers("bias"),
+        *strides("bias:4"),
+        *pointers("key_mask"),
+        *numbers("key_stride"),
+        *pointers("pair_mask"),
+        *strides("pair_mask:4"),
+        *numbers("causal"),
+        *pointers("draw"),
+        *numbers("threshold"),
+        *pointers("noise"),
+        *numbers("first_row hidden unit_noise degree"),
+        *pointers("noise_scale first first_bias second out top inverse"),
+        *strides("out:3"),
+        *pointers("grad_out"),
+        *strides("grad_out:3"),
+        *pointers("grad_query grad_key grad_value grad_row grad_col grad_bias share"),
+        *strides("grad_query:3 grad_key:4 grad_value:3 grad_bias:4"),
+        *pointers("grad_coef grad_noise_scale grad_first grad_first_bias grad_second"),
     ]
 
 
@@ -168,22 +162,6 @@ def _check(call: Inputs) -> None:
             )
 
 
-def _put(block: _Call, name: str, tensor: Tensor | None) -> None:
-    """Set the address of a tensor, and its strides if the C code reads them."""
-    if tensor is None:
-        return
-    setattr(block, name, tensor.data_ptr())
-    strides = getattr(block, f"{name}_strides", None)
-    if strides is not None:
-        found = zip(tensor.shape, tensor.stride(), strict=True)
-        strides[:] = [0 if n == 1 else s for n, s in found][: len(strides)]
-
-
-def _dense_rows(tensor: Tensor) -> Tensor:
-    """Return a tensor whose last dimension is dense."""
-    return tensor if tensor.shape[-1] == 1 or tensor.stride(-1) == 1 else tensor.contiguous()
-
-
 def _describe(call: Inputs, out: Tensor, sums: Tensor) -> tuple[_Call, list[Tensor | None]]:
     """Describe a call; the returned tensors must stay alive."""
     block = _Call(**dict(zip(_SIZES, call.sizes(), strict=True)), common=call.common, low=call.low)
@@ -195,21 +173,21 @@ def _describe(call: Inputs, out: Tensor, sums: Tensor) -> tuple[_Call, list[Tens
     block.hidden = 0 if call.first is None else call.first.shape[0]
     alive: list[Tensor | None] = [out, sums]
     for name in ("query", "key", "value"):
-        alive.append(_dense_rows(getattr(call, name)))
-        _put(block, name, alive[-1])
+        alive.append(dense_rows(getattr(call, name)))
+        put(block, name, alive[-1])
     for name in ("coef", "row", "col", "noise_scale", "first", "first_bias", "second"):
         tensor = getattr(call, name)
         alive.append(None if tensor is None else tensor.contiguous())
-        _put(block, name, alive[-1])
+        put(block, name, alive[-1])
     for name in ("draw", "noise"):
-        _put(block, name, getattr(call, name))
-    _put(block, "bias", call.bias)
-    _put(block, "pair_mask", call.pair_mask)
+        put(block, name, getattr(call, name))
+    put(block, "bias", call.bias)
+    put(block, "pair_mask", call.pair_mask)
     if call.key_mask is not None:
-        alive.append(_dense_rows(call.key_mask))
-        _put(block, "key_mask", alive[-1])
+        alive.append(dense_rows(call.key_mask))
+        put(block, "key_mask", alive[-1])
         block.key_stride = alive[-1].stride(0) if call.key_mask.shape[0] > 1 else 0  # type: ignore[union-attr]
-    _put(block, "out", out)
+    put(block, "out", out)
     block.top, block.inverse = sums[0].data_ptr(), sums[1].data_ptr()
     return block, alive
 
@@ -236,7 +214,7 @@ def _new_outputs(call: Inputs) -> tuple[Tensor, Tensor]:
     return out, call.value.new_empty(2, batch, call.heads, rows, dtype=call.dtype)
 
 
-def _forward(call: Inputs) -> tuple[Tensor, Tensor]:
+def _forward(call: Inputs, _: bool = True) -> tuple[Tensor, Tensor]:
     out, sums = _new_outputs(call)
     if only_shapes(out) or not out.numel():
         return out, sums
@@ -287,9 +265,9 @@ def _backward(
         for name in wanted:
             grads[name].zero_()
         return made
-    grad = _dense_rows(grad)
+    grad = dense_rows(grad)
     block, alive = _describe(call, out, sums)
-    _put(block, "grad_out", grad)
+    put(block, "grad_out", grad)
     jobs, slots = _jobs(call)
     parts: dict[str, Tensor] = {}
     share: Tensor | None = None
@@ -303,12 +281,12 @@ def _backward(
             place = parts[name] = place.new_zeros(*owners, *own, dtype=torch.float64)
         elif name not in ("key", "value", "col") or call.key_mask is not None:
             place.zero_()  # added to, or unchanged for keys after the last real key
-        _put(block, f"grad_{name}", place[0] if name == "query" and name in parts else place)
+        put(block, f"grad_{name}", place[0] if name == "query" and name in parts else place)
         if name == "bias":
             grads[name] = place
         if name == "row":
             share = torch.zeros_like(place)
-            _put(block, "share", share)
+            put(block, "share", share)
     function = _function("backward", call)
     run_jobs(lambda n: function(ctypes.byref(block), *jobs[n]), range(len(jobs)), "bias" in wanted)
     for name, part in parts.items():
@@ -345,32 +323,10 @@ def attend(call: Inputs) -> Tensor:
     _check(call)
     if written() == "compiled":
         return _operator(*call)[0]
-    out: Tensor = _Attention.apply(*call)
-    return out
+    return _attention(*call)
 
 
-class _Attention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *args: Any) -> Tensor:
-        call = Inputs(*args)
-        out, sums = _forward(call)
-        ctx.switches = args[_NUM_TENSORS:]
-        ctx.save_for_backward(out, sums, *args[:_NUM_TENSORS])
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        out, sums, *tensors = ctx.saved_tensors
-        call = Inputs(*tensors, *ctx.switches)
-        needs = dict(zip(Inputs._fields, ctx.needs_input_grad, strict=True))
-        names = (*_GRADS, *_MIXING)
-        found = _backward(call, grad, out, sums, [n for n in names if not needs[n]])
-        made = {n: x for n, x in zip(names, found, strict=True) if needs[n]}
-        return tuple(made.get(name) for name in Inputs._fields)
-
-
-_NUM_TENSORS = Inputs._fields.index("kind")
+_attention = differentiable(Inputs, _forward, _backward, (*_GRADS, *_MIXING))
 _operator = define_operators(
     ("tiles", "tiles_backward"),
     Inputs,

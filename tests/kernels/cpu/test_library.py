@@ -24,6 +24,8 @@ pytestmark = pytest.mark.skipif(
 
 NAMES = ("peak_products", "peak_exponentials", "keep_block", "noise_tile", "tiles_forward_float")
 NAMES += ("tiles_forward_double", "tiles_backward_float", "tiles_backward_double", "has_pairs")
+NAMES += ("linear_forward_float", "linear_forward_double")
+NAMES += ("linear_backward_float", "linear_backward_double")
 
 # A compiler in no time: copies a library that lies beside it to where -o says, and counts.
 FAKE = """#!/bin/sh

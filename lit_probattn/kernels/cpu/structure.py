@@ -1,0 +1,92 @@
+"""Calls of the C library: structures that describe them, and their gradients in eager mode."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any, get_type_hints
+
+import torch
+from torch import Tensor
+
+from lit_probattn.base.graphs import once_differentiable
+
+
+def numbers(names: str) -> list[tuple[str, Any]]:
+    """Return fields of integers, names separated by blanks."""
+    return [(name, ctypes.c_int64) for name in names.split()]
+
+
+def reals(names: str) -> list[tuple[str, Any]]:
+    """Return fields of floating-point numbers."""
+    return [(name, ctypes.c_double) for name in names.split()]
+
+
+def pointers(names: str) -> list[tuple[str, Any]]:
+    """Return fields of addresses."""
+    return [(name, ctypes.c_void_p) for name in names.split()]
+
+
+def strides(names: str) -> list[tuple[str, Any]]:
+    """Return fields `<name>_strides` from words `<name>:<count>`."""
+    found = []
+    for name, count in (part.split(":") for part in names.split()):
+        found.append((f"{name}_strides", ctypes.c_int64 * int(count)))
+    return found
+
+
+def dense_rows(tensor: Tensor) -> Tensor:
+    """Return a tensor whose last dimension is dense."""
+    return tensor if tensor.shape[-1] == 1 or tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def put(block: ctypes.Structure, name: str, tensor: Tensor | None) -> None:
+    """Set the address of a tensor, and its strides if the C code reads them."""
+    if tensor is None:
+        return
+    setattr(block, name, tensor.data_ptr())
+    found = getattr(block, f"{name}_strides", None)
+    if found is not None:
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        found[:] = [0 if n == 1 else s for n, s in steps][: len(found)]
+
+
+def differentiable(
+    inputs: type[Any],
+    forward: Callable[[Any, bool], tuple[Tensor, Tensor]],
+    backward: Callable[[Any, Tensor, Tensor, Tensor, Sequence[str]], tuple[Tensor, ...]],
+    gradients: tuple[str, ...],
+) -> Callable[..., Tensor]:
+    """Return a function of the fields of `inputs`, tensors first, with explicit gradients.
+
+    Args:
+        inputs: a NamedTuple of the arguments.
+        forward: returns the result and what backward needs besides the inputs; takes whether there
+            is a backward pass.
+        backward: takes inputs, gradient, result, what `forward` kept, and the names of gradients
+            that are not needed; returns those of `gradients`.
+        gradients: names of the inputs that have gradients.
+    """
+    kinds = get_type_hints(inputs).values()
+    num_tensors = sum(kind in (Tensor, Tensor | None) for kind in kinds)
+
+    class Differentiated(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *args: Any) -> Tensor:
+            out, kept = forward(inputs(*args), any(ctx.needs_input_grad))
+            ctx.switches = args[num_tensors:]
+            ctx.save_for_backward(out, kept, *args[:num_tensors])
+            return out
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+            out, kept, *tensors = ctx.saved_tensors
+            needs = dict(zip(inputs._fields, ctx.needs_input_grad, strict=True))
+            skipped = [name for name in gradients if not needs[name]]
+            found = backward(inputs(*tensors, *ctx.switches), grad, out, kept, skipped)
+            made = {n: x for n, x in zip(gradients, found, strict=True) if needs[n]}
+            return tuple(made.get(name) for name in inputs._fields)
+
+    apply: Callable[..., Tensor] = Differentiated.apply
+    return apply
