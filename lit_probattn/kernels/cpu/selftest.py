@@ -112,9 +112,11 @@ def _linear_error(is_causal: bool) -> float:
     given = [torch.randn(shape, generator=generator, device="cpu") for shape in shapes]
     given[3] = given[3].abs()
     query, key, value, prior = (x.requires_grad_() for x in given)
-    kinds = [linear.MAPS.index(name) for name in ("elu", "relu")]
-    rest = (None, None, *kinds, True, is_causal, 1e-3, 0.5)
-    out = linear.linear_by_chunks(linear.LinearInputs(query, key, value, prior, *rest))
+    row_map, col_map = (linear.MAPS.index(name) for name in ("elu", "relu"))
+    call = linear.LinearInputs(
+        *(query, key, value, prior, None, None, row_map, col_map, True, is_causal, 1e-3, 0.5)
+    )
+    out = linear.linear_by_chunks(call)
     exact = [x.detach().double().requires_grad_() for x in given]
     rows = torch.where(exact[0] > 0, exact[0] + 1.0, exact[0].exp())
     cols = (exact[1].relu() * exact[3][..., None]).sum(2).repeat_interleave(groups, 1)

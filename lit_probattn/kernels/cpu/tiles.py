@@ -214,7 +214,8 @@ def _new_outputs(call: Inputs) -> tuple[Tensor, Tensor]:
     return out, call.value.new_empty(2, batch, call.heads, rows, dtype=call.dtype)
 
 
-def _forward(call: Inputs, _: bool = True) -> tuple[Tensor, Tensor]:
+def _forward(call: Inputs, keeps: bool = True) -> tuple[Tensor, Tensor]:
+    """Compute the output and, with or without `keeps`, the sums, which are small."""
     out, sums = _new_outputs(call)
     if only_shapes(out) or not out.numel():
         return out, sums
