@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lit_probattn.attention import LinearAttention, MLKAttention
 from lit_probattn.attention.linear.features import FeatureMap
@@ -334,3 +335,23 @@ def test_a_compiled_layer_calls_it_as_an_operator(make, is_causal):
     assert "linear_chunks" in graphs[0].code
     for a, b in zip(compiled, run(layer), strict=True):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+
+
+def test_the_operators_pass_opcheck_with_heads_that_are_views_of_tokens():
+    """Gradients then have other strides than new tensors, which compiled code relies on."""
+    call = Case(components=2, rows=20, cols=20, dtype=torch.float32).draw()
+    views = {
+        name: getattr(call, name).transpose(1, -2).contiguous().transpose(1, -2).detach()
+        for name in ("query", "key", "value")
+    }
+    call = call._replace(**{name: x.requires_grad_() for name, x in views.items()})
+    operators = torch.ops.lit_probattn
+    torch.library.opcheck(operators.linear_chunks.default, tuple(call))
+    with torch.no_grad():
+        out, kept = operators.linear_chunks(*call)
+        given = (torch.ones_like(out), out, kept, *call)
+        with FakeTensorMode() as mode:
+            fakes = [mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in given]
+            expected = operators.linear_chunks_backward(*fakes, [True] * 4)
+        found = operators.linear_chunks_backward(*given, [True] * 4)
+    assert [x.stride() for x in found] == [x.stride() for x in expected]
