@@ -53,15 +53,12 @@ typedef struct {
 /* Buffers of one job; `full` and `wide` are the sizes of features and values, multiples of 16. */
 typedef struct {
     long full, wide, stride; /* `stride` of rows with a column after the last */
-    real *rows, *f, *turned, *phi[MOST], *v, *turned_v, *n, *p, *dp; /* of a chunk; turned: one row per feature or value */
+    real *rows, *f, *transposed, *phi[MOST], *v, *transposed_v, *n, *p, *dp; /* of a chunk; transposed: one row per feature or value */
     real *out, *grad_f, *grad_v;
-    real *states, *state, *z, *turned_state, *turned_later; /* sums of one head of `states`: S and z, or T and t */
+    real *states, *state, *z, *transposed_state, *transposed_later; /* sums of one head of `states`: S and z, or T and t */
     real totals[TALL];
     void *block;
 } Room;
-
-INLINE long upto(long n, long step) { return (n + step - 1) / step * step; }
-INLINE int least(long a, long b) { return (int)(a < b ? a : b); }
 
 static int room_make(Room *m, const Call *f, int backward, long heads) {
     const long full = m->full = upto(f->size, 16), wide = m->wide = upto(f->value_size, 16), stride = m->stride = wide + 16;
@@ -72,19 +69,19 @@ static int room_make(Room *m, const Call *f, int backward, long heads) {
         for (long r = 0; r < f->components; r++) ROOM(m->phi[r], TALL * full);
         if (f->prior) ROOM(m->f, TALL * full);
         else m->f = m->phi[0];
-        ROOM(m->turned, full * TALL);
+        ROOM(m->transposed, full * TALL);
         ROOM(m->v, TALL * stride);
         ROOM(m->p, TALL * TALL);
         ROOM(m->out, TALL * (full > wide ? full : wide));
         ROOM(m->states, heads * (full * wide + full));
         if (backward) {
-            ROOM(m->turned_v, (wide + 1) * TALL);
+            ROOM(m->transposed_v, (wide + 1) * TALL);
             ROOM(m->n, TALL * stride);
             ROOM(m->dp, TALL * TALL);
             ROOM(m->grad_f, TALL * full);
             ROOM(m->grad_v, TALL * wide);
-            ROOM(m->turned_state, (wide + 1) * full);
-            ROOM(m->turned_later, (wide + 1) * full);
+            ROOM(m->transposed_state, (wide + 1) * full);
+            ROOM(m->transposed_later, (wide + 1) * full);
         }
 #undef ROOM
         if (!turn && !(m->block = aligned_alloc(64, (size_t)(at - (char *)0) + 64))) return 0;
@@ -125,7 +122,7 @@ static void multiply_lower(const real *x, const real *y, long yk, real *to, long
 }
 
 /* to (rows, cols) += x' y, x (depth, rows) and y (depth, cols); `lower`: x is a lower triangle. */
-static void multiply_turned(const real *x, long xk, const real *y, long yk, real *to, long tr, long rows, long cols, long depth, int lower) {
+static void multiply_transposed(const real *x, long xk, const real *y, long yk, real *to, long tr, long rows, long cols, long depth, int lower) {
     long blocks = rows / SIDE;
     while ((rows - blocks * SIDE) % 4) blocks--;
     long j = 0;
@@ -147,8 +144,8 @@ static void pairs(const real *x, long xr, const real *y, real *to, long count, l
     }
 }
 
-/* to (size, count) = from (count, size) turned. */
-static void turn(const real *from, long stride, real *to, long to_stride, long count, long size) {
+/* to (size, count) = from' (count, size). */
+static void transpose(const real *from, long stride, real *to, long to_stride, long count, long size) {
     for (long e = 0; e < size; e++)
         for (long n = 0; n < count; n++) to[e * to_stride + n] = from[n * stride + e];
 }
@@ -275,14 +272,14 @@ static void fill_keys(Room *m, const Call *f, int64_t b, int64_t h, int64_t j, i
 
 /* S += f' v, z += sum f. */
 static void add_keys(Room *m, const Call *f, int count) {
-    multiply_turned(m->f, m->full, m->v, m->stride, m->state, m->wide, m->full, m->wide, count, 0);
+    multiply_transposed(m->f, m->full, m->v, m->stride, m->state, m->wide, m->full, m->wide, count, 0);
     for (int n = 0; n < count && f->divides; n++)
         for (long e = 0; e < m->full; e += VL) store(m->z + e, load(m->z + e) + load(m->f + n * m->full + e));
 }
 
 /* T += F' n, t += F' d. */
 static void add_rows(Room *m, const Call *f, int count) {
-    multiply_turned(m->rows, m->full, m->n, m->stride, m->state, m->wide, m->full, m->wide, count, 0);
+    multiply_transposed(m->rows, m->full, m->n, m->stride, m->state, m->wide, m->full, m->wide, count, 0);
     for (int n = 0; n < count && f->divides; n++) {
         const vec d = all(m->n[n * m->stride + m->wide]);
         for (long e = 0; e < m->full; e += VL) store(m->z + e, load(m->z + e) + d * load(m->rows + n * m->full + e));
@@ -350,8 +347,8 @@ INLINE real *saved(const Room *m, const Call *f, int64_t b, int64_t h, int64_t c
 INLINE size_t state_bytes(const Room *m) { return sizeof(real) * (size_t)(m->full * m->wide + m->full); }
 
 /* A state and its sums as the rows of its columns. */
-static void turn_state(const Room *m, const real *state, real *to) {
-    turn(state, m->wide, to, m->full, m->full, m->wide);
+static void transpose_state(const Room *m, const real *state, real *to) {
+    transpose(state, m->wide, to, m->full, m->full, m->wide);
     memcpy(to + m->wide * m->full, state + m->full * m->wide, sizeof(real) * (size_t)m->full);
 }
 
@@ -374,13 +371,13 @@ int FORWARD(const Call *f, int64_t b, int64_t from, int64_t to) {
             if (f->states && (f->causal || i == 0)) memcpy(saved(m, f, b, h, i / TALL), m->state, state_bytes(m));
             if (f->causal) {
                 fill_keys(m, f, b, h, i, count);
-                turn(m->f, m->full, m->turned, TALL, TALL, f->size);
+                transpose(m->f, m->full, m->transposed, TALL, TALL, f->size);
             }
             for (int64_t g = 0; g < f->groups; g++) {
                 fill_rows(m, f, b, h * f->groups + g, i, count);
                 multiply(m->rows, m->full, m->state, m->wide, m->out, m->wide, tall, m->wide, f->size, 0);
                 if (f->causal) {
-                    pairs(m->rows, m->full, m->turned, m->p, tall, f->size);
+                    pairs(m->rows, m->full, m->transposed, m->p, tall, f->size);
                     multiply_lower(m->p, m->v, m->stride, m->out, m->wide, tall, m->wide);
                 }
                 total_rows(m, f, count);
@@ -427,15 +424,15 @@ static void put_keys(const Room *m, const Call *f, int64_t b, int64_t h, int64_t
 
 /* Gradients of keys and values by the queries outside a chunk. */
 static void of_later(Room *m, const Call *f, long tall) {
-    turn_state(m, m->state, m->turned_later);
-    multiply(m->v, m->stride, m->turned_later, m->full, m->grad_f, m->full, tall, m->full, m->wide + 1, 0);
+    transpose_state(m, m->state, m->transposed_later);
+    multiply(m->v, m->stride, m->transposed_later, m->full, m->grad_f, m->full, tall, m->full, m->wide + 1, 0);
     if (f->grad_value) multiply(m->f, m->full, m->state, m->wide, m->grad_v, m->wide, tall, m->wide, f->size, 0);
 }
 
 /* Gradients of the queries from i on, in m->out. */
 static void put_queries(Room *m, const Call *f, int64_t b, int64_t h, int64_t i, int count, long tall) {
     const int64_t *qs = f->grad_query_strides;
-    multiply(m->n, m->stride, m->turned_state, m->full, m->out, m->full, tall, m->full, m->wide + 1, 0);
+    multiply(m->n, m->stride, m->transposed_state, m->full, m->out, m->full, tall, m->full, m->wide + 1, 0);
     if (f->causal) multiply_lower(m->dp, m->f, m->full, m->out, m->full, tall, m->full);
     put_slopes(m, (int)f->row_map, f->grad_query + b * qs[0] + h * qs[1] + i * qs[2], qs[2], m->out, m->rows, count, f->size);
 }
@@ -450,22 +447,22 @@ int BACKWARD(const Call *f, int64_t b, int64_t from, int64_t to) {
         const long tall = upto(count, STEP);
         for (int64_t h = from; h < to; h++) {
             use_head(m, h - from);
-            turn_state(m, saved(m, f, b, h, f->causal ? i / TALL : 0), m->turned_state);
+            transpose_state(m, saved(m, f, b, h, f->causal ? i / TALL : 0), m->transposed_state);
             if (f->causal) {
                 fill_keys(m, f, b, h, i, count);
-                turn(m->f, m->full, m->turned, TALL, TALL, f->size);
-                turn(m->v, m->stride, m->turned_v, TALL, TALL, m->wide + 1);
+                transpose(m->f, m->full, m->transposed, TALL, TALL, f->size);
+                transpose(m->v, m->stride, m->transposed_v, TALL, TALL, m->wide + 1);
                 of_later(m, f, tall);
             }
             for (int64_t g = 0; g < f->groups; g++) {
                 fill_rows(m, f, b, h * f->groups + g, i, count);
                 fill_gradients(m, f, b, h * f->groups + g, i, count);
-                if (f->causal) pairs(m->n, m->stride, m->turned_v, m->dp, tall, m->wide + 1);
+                if (f->causal) pairs(m->n, m->stride, m->transposed_v, m->dp, tall, m->wide + 1);
                 if (f->grad_query) put_queries(m, f, b, h * f->groups + g, i, count, tall);
-                if (f->causal && keys) multiply_turned(m->dp, TALL, m->rows, m->full, m->grad_f, m->full, tall, m->full, tall, 1);
+                if (f->causal && keys) multiply_transposed(m->dp, TALL, m->rows, m->full, m->grad_f, m->full, tall, m->full, tall, 1);
                 if (f->causal && f->grad_value) {
-                    pairs(m->rows, m->full, m->turned, m->p, tall, f->size);
-                    multiply_turned(m->p, TALL, m->n, m->stride, m->grad_v, m->wide, tall, m->wide, tall, 1);
+                    pairs(m->rows, m->full, m->transposed, m->p, tall, f->size);
+                    multiply_transposed(m->p, TALL, m->n, m->stride, m->grad_v, m->wide, tall, m->wide, tall, 1);
                 }
                 add_rows(m, f, count);
             }

@@ -96,9 +96,6 @@ typedef struct {
     void *block;
 } Room;
 
-INLINE long upto(long n, long step) { return (n + step - 1) / step * step; }
-INLINE int least(long a, long b) { return (int)(a < b ? a : b); }
-
 /* ---- products ----------------------------------------------------------------------------------------------------------- */
 
 INLINE int low(const Call *f) { return PAIRS && f->low; }

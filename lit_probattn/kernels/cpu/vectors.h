@@ -61,6 +61,9 @@ typedef whole vint __attribute__((vector_size(BYTES)));
 typedef real vec_anywhere __attribute__((vector_size(BYTES), aligned(sizeof(real)), may_alias));
 typedef int16_t vshort __attribute__((vector_size(2 * BYTES / sizeof(real))));
 
+INLINE long upto(long n, long step) { return (n + step - 1) / step * step; }
+INLINE int least(long a, long b) { return (int)(a < b ? a : b); }
+
 INLINE vec load(const real *p) { return *(const vec_anywhere *)p; }
 INLINE void store(real *p, vec x) { *(vec_anywhere *)p = x; }
 INLINE vec all(real x) { return x - (vec){0}; } /* x + 0 would be an addition, because of -0 */
