@@ -122,8 +122,8 @@ class Linear(Variant):
         return kernel / total.masked_fill(total == 0, 1.0)
 
     def sizes(self, call: HeadCall) -> dict[str, int]:
-        """Return F, the size of a feature vector, and K."""
-        return {"features of a state": self.num_features(call), "components": self.score_maps}
+        """Return K."""
+        return {"components": self.score_maps}
 
     def num_features(self, call: HeadCall) -> int:
         """Return F."""
@@ -464,6 +464,16 @@ def missing_chunks(call: HeadCall, variant: Variant) -> str | None:
     return refusal
 
 
+def missing_states(call: HeadCall, variant: Linear) -> str | None:
+    """Return why the Triton kernels do not support a call: the size of states, or the device."""
+    features = variant.num_features(call)
+    if features > _MOST_FEATURES:
+        return f"supports at most {_MOST_FEATURES} features of a state, received {features}"
+    return kernel_refusal(call, variant, features)
+
+
+# F of a state that fits into the registers of a program.
+_MOST_FEATURES = 128
 LACKS_OF_CHUNKS = {"transform": LACKS_OF_BLOCKS["transform"]}
 LACKS_OF_STATE_KERNELS = {**LACKS_OF_OPERATORS, "state": "cannot continue from a state"}
 _NO_PAIRS = "cannot apply attn_mask, because it forms no pairs"
@@ -479,7 +489,6 @@ Linear.own_engines = {
     "triton": Engine(
         linear_triton,
         lacks={**LACKS_OF_STATE_KERNELS, "pair mask": _NO_PAIRS},
-        limits={"features of a state": 128},
-        missing=lambda call, variant: kernel_refusal(call, variant, variant.num_features(call)),
+        missing=missing_states,
     ),
 }
