@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from profiling.kernels.triton_internals import spare_the_interpreter
+from tests.kernels.interpreter import remember_types
 from tests.support.caches import keep_out_of_the_users_cache
 from tests.support.helpers import PARITY_ROWS, parity_table
 from tests.support.patching import CheckedMonkeyPatch
@@ -49,6 +50,7 @@ def _import_kernels_for_the_interpreter() -> None:
     if given is None:
         del os.environ["TRITON_INTERPRET"]
     spare_the_interpreter()
+    remember_types()
 
 
 def late_choice(language: object) -> str | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from functools import cache
+from unittest import mock
 
 import pytest
 import torch
 
+from lit_probattn.base.torch_internals import TorchDispatchMode
 from tests.attention.deletion_proof import left
 from tests.functional.written_table import inputs, layer_of
 from tests.support.slow import mostly_slow
@@ -45,25 +47,36 @@ CHECKS = (
 )
 
 
-@cache
-def calls_of(name, backend, masked):
-    """Return the calls of our operators in a training step's graph: name -> operator, arguments."""
-    found = {}
+class Spy(TorchDispatchMode):
+    """Collects the calls of our operators: name -> operator, arguments."""
 
-    class Spy(torch.fx.Interpreter):
-        def call_function(self, target, args, kwargs):
-            if getattr(target, "namespace", "") == "lit_probattn":
-                found[target.name()] = (target, args, kwargs)
-            return super().call_function(target, args, kwargs)
+    def __init__(self):
+        super().__init__()
+        self.found = {}
 
-    torch.compiler.reset()
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "lit_probattn":
+            self.found[func.name()] = (func, args, kwargs)
+        return func(*args, **(kwargs or {}))
+
+
+def layer_and_inputs(name, backend, masked):
     layer = layer_of(name, dropout=0.3).train()
     layer.backend = backend
-    run = torch.compile(layer, fullgraph=True, backend=lambda graph, _: Spy(graph).run)
     torch.manual_seed(3)
-    given = {"key_mask": inputs(6, 2)[..., 0] < 0.8} if masked else {}
-    run(inputs(6, 1), **given)
-    return found
+    return layer, {"key_mask": inputs(6, 2)[..., 0] < 0.8} if masked else {}
+
+
+@cache
+def calls_of(name, backend, masked):
+    """Return the calls of our operators in a training step, as while a graph is recorded.
+
+    To record one takes a second; see the last test.
+    """
+    layer, given = layer_and_inputs(name, backend, masked)
+    with mock.patch.object(torch.compiler, "is_compiling", return_value=True), Spy() as spy:
+        layer(inputs(6, 1), **given)
+    return spy.found
 
 
 def leaf(x):
@@ -76,3 +89,29 @@ def test_an_operator_passes_opcheck(operator, name, backend, masked):
     target, args, kwargs = calls_of(name, backend, masked)[f"lit_probattn::{operator}"]
     assert not kwargs
     torch.library.opcheck(target, tuple(map(leaf, args)), test_utils=CHECKS)
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "masked"),
+    mostly_slow(dict.fromkeys(case[1:] for case in CASES), [("favor", "auto", False)]),
+)
+def test_a_graph_holds_these_calls(name, backend, masked):
+    """The operators that `torch.compile` records, and their arguments."""
+    found = {}
+
+    class Run(torch.fx.Interpreter):
+        def call_function(self, target, args, kwargs):
+            if getattr(target, "namespace", "") == "lit_probattn":
+                found[target.name()] = (target, args, kwargs)
+            return super().call_function(target, args, kwargs)
+
+    torch.compiler.reset()
+    layer, given = layer_and_inputs(name, backend, masked)
+    run = torch.compile(layer, fullgraph=True, backend=lambda graph, _: Run(graph).run)
+    run(inputs(6, 1), **given)
+    expected = calls_of(name, backend, masked)
+    assert found.keys() == expected.keys()
+    for operator, (target, args, _) in found.items():
+        assert target == expected[operator][0]
+        for ours, theirs in zip(args, expected[operator][1], strict=True):
+            assert torch.equal(ours, theirs) if torch.is_tensor(ours) else ours == theirs

@@ -80,7 +80,9 @@ def test_an_exported_program_holds_pytorchs_operators_only(name, train, monkeypa
 
 @pytest.mark.parametrize(
     ("name", "has_key"),
-    mostly_slow(product(["smgk", "fish"], [False, True]), [("smgk", False), ("fish", True)]),
+    mostly_slow(
+        product(["softmax", "smgk", "fish"], [False, True]), [("softmax", False), ("fish", True)]
+    ),
 )
 def test_draws_of_an_exported_program(name, has_key):
     """A key is a constant of the program; without one it draws as the layer does."""

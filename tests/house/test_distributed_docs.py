@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from lit_probattn.base.config_files import is_there
-from tests.house.test_readme import parsed_fit
+from tests.house.test_readme import parsed_fit, without_checkpoint
 from tests.support.paths import ROOT
 
 DOCS = ROOT / "docs"
@@ -43,7 +43,9 @@ def commands() -> list[list[str]]:
     ]
 
 
-@pytest.mark.parametrize("arguments", commands(), ids=lambda words: " ".join(words)[-60:])
+@pytest.mark.parametrize(
+    "arguments", without_checkpoint(commands()), ids=lambda words: " ".join(words)[-60:]
+)
 def test_fit_commands_parse(arguments, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     assert parsed_fit(arguments, capsys)["trainer"]["max_steps"] > 0

@@ -246,7 +246,7 @@ REAL = [[*range(18), *range(20, 31)], range(5, 37)]
 def test_whole_tiles_without_checks_change_no_bit(is_causal, padded, units, monkeypatch):
     """Beside one loop that compares positions everywhere, and float64 sums over pairs."""
     torch.manual_seed(2)
-    shapes = [(2, 2, 21, 5), (2, 2, 37, 5), (2, 2, 37, 7), (units or 2, 2)]
+    shapes = [(2, 1, 21, 5), (2, 1, 37, 5), (2, 2, 37, 7), (units or 2, 1)]
     shapes += [(units,), (2, units)] if units else []
     inputs = [torch.randn(*shape, device=DEVICE) for shape in shapes]
     cotangent = torch.randn(2, 2, 21, 7, device=DEVICE)

@@ -10,7 +10,9 @@ import pytest
 import torch
 import triton.language as tl
 
+from lit_probattn.randomness import RandomKey
 from profiling.kernels.triton_internals import once_per_launch, spare_the_interpreter
+from tests.kernels.interpreter import members, remember_types
 from tests.support.paths import ROOT
 
 needs_interpreter = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled")
@@ -68,6 +70,28 @@ def test_an_interpreter_without_these_parts_is_left_as_it_is(monkeypatch):
     names = set(vars(bare))
     spare_the_interpreter()
     assert set(vars(bare)) == names
+
+
+@needs_interpreter
+def test_types_that_are_made_once_change_no_bit(monkeypatch):
+    """Output and gradients, with masks, in half precision and with shapes of several ranks."""
+    from lit_probattn.attention import FiSHAttention
+
+    assert len(members()) == 5
+    remember_types()  # a second time changes nothing
+    layer = FiSHAttention(8, 2, num_global_heads=1, head_dim=4, backend="triton").half()
+    x = torch.randn(1, 5, 8).half().requires_grad_()
+
+    def run():
+        out = layer(x, is_causal=True, rng=RandomKey(3))
+        return out, torch.autograd.grad(out.sum(), x)[0]
+
+    found = run()
+    for owner, name, _ in members():
+        plain = vars(owner)[name].__wrapped__
+        assert not hasattr(plain, "__wrapped__")
+        monkeypatch.setattr(owner, name, plain)
+    assert all(torch.equal(a, b) for a, b in zip(found, run(), strict=True))
 
 
 @needs_interpreter

@@ -39,10 +39,16 @@ def sentences():
 
 def log_probs(model, source, tokens):
     """Log-probabilities of the token after each of `tokens`, without cache: a list of rows."""
+    return log_probs_of_all(model, source, [tokens])[0]
+
+
+def log_probs_of_all(model, source, translations):
+    """The same of several translations of one length."""
+    inputs = torch.tensor([[EOS, *tokens] for tokens in translations])
     with torch.no_grad():
-        hidden = model(source[None], torch.tensor([[EOS, *tokens]]))
-        found = model.logits(hidden)[0].log_softmax(-1)
-    found[:, PAD] = NEVER
+        hidden = model(source.expand(len(inputs), -1), inputs)
+        found = model.logits(hidden).log_softmax(-1)
+    found[..., PAD] = NEVER
     return found
 
 
@@ -51,8 +57,9 @@ def every_translation(model, source, longest):
     words = [word for word in range(model.vocab_size) if word not in (EOS, PAD)]
     found = []
     for length in range(longest + 1):
-        for tokens in itertools.product(words, repeat=length):
-            rows = log_probs(model, source, tokens)
+        translations = list(itertools.product(words, repeat=length))
+        every = log_probs_of_all(model, source, translations)
+        for tokens, rows in zip(translations, every, strict=True):
             chosen = zip(rows, (*tokens, EOS), strict=True)
             found.append((list(tokens), [float(row[word]) for row, word in chosen]))
     return found
@@ -94,9 +101,11 @@ def written_out(model, source, beam, longest, known=None):
     alive, done = [([], [])], []
     for step in range(longest + 1):
         candidates = []
+        unknown = [tokens for tokens, _ in alive if tuple(tokens) not in known]
+        if unknown:
+            rows = log_probs_of_all(model, source, unknown)[:, -1].tolist()
+            known.update(zip(map(tuple, unknown), rows, strict=True))
         for rank, (tokens, scores) in enumerate(alive):
-            if tuple(tokens) not in known:
-                known[tuple(tokens)] = log_probs(model, source, tokens)[-1].tolist()
             row = known[tuple(tokens)]
             for word, value in enumerate(row):
                 barred = value == NEVER or (word == EOS and step < beam.min_length)

@@ -19,7 +19,7 @@ from tests.support.helpers import (
     make_call,
     run_with_gradients,
 )
-from tests.support.slow import FEWER, every_nth, some_of
+from tests.support.slow import FEWER, every_nth, some_of, taking_turns
 
 EMBED, HEAD = 11, 5
 SHAPES = [(13, 13), (5, 17), (17, 7), (1, 3)]
@@ -111,8 +111,9 @@ def test_dropout_and_noise_draw_the_same_pairs(name, backend):
     assert_equals_the_sums(layer, fish_oracle, [backend], ((13, 19), "key", True), rng=rng)
 
 
-@pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("name", ["mish", "gfish", "gfish as written"])
+@pytest.mark.parametrize(
+    ("name", "noise"), taking_turns(["mish", "gfish", "gfish as written"], NOISES)
+)
 def test_blocks_of_any_size_agree(name, noise, monkeypatch):
     layer = make_layer(VARIANTS[name], noise=noise)
     rng = RandomKey(0, sample_ids=torch.tensor([1, 2]))

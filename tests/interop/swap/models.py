@@ -76,7 +76,7 @@ TORCH: dict[str, Callable[[], Case]] = {
 }
 
 _SMALL = {"num_heads": 4, "embed_dim": 32, "depth": 2, "num_classes": 5}
-_STAGES = {"num_heads": (2, 2, 4, 4), "embed_dim": 16, "depths": (1, 2, 1, 1), "num_classes": 5}
+_STAGES = {"num_heads": (2, 4), "embed_dim": 16, "depths": (1, 2), "num_classes": 5}
 TIMM: dict[str, tuple[str, dict[str, Any]]] = {
     "ViT": ("vit_tiny_patch16_224", {"img_size": 32, **_SMALL}),
     "ViT, norms of queries and keys": (
