@@ -9,8 +9,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from lit_probattn.attention import Cost, SoftmaxAttention
+from lit_probattn.attention import Attention, Cost, SoftmaxAttention
 from lit_probattn.base.files import append_lines
+from profiling.cost.count import CostEntry, Setting, count_costs
 from profiling.sweep.config import SweepConfig
 from profiling.sweep.worker import run_worker
 from tests.support.forks import fork_module
@@ -42,6 +43,24 @@ class Greedy(SoftmaxAttention):
         if type(query) is Tensor and query.device.type == "cpu":
             torch.ones(1 << 33, dtype=torch.float64)
         return super().forward(query, *args, **kwargs)
+
+
+_COUNTED: dict[str, tuple[Attention, list[CostEntry]]] = {}
+
+
+def count_once(monkeypatch) -> None:
+    """Count each model once per process: sweeps of different tests have the same points."""
+
+    def counted(setting: Setting) -> tuple[Attention, list[CostEntry]]:
+        (point,) = setting.build.args
+        fields = ("class_path", "init_args", "model", "sizes", "embed_dim", "seq_len")
+        fields += ("batch_size", "mode", "backend", "dtype")
+        key = repr([getattr(point, name) for name in fields])
+        if key not in _COUNTED:
+            _COUNTED[key] = count_costs(setting)
+        return _COUNTED[key]
+
+    monkeypatch.setattr("profiling.sweep.points.count_costs", counted)
 
 
 def fork_workers(monkeypatch) -> None:

@@ -14,12 +14,11 @@ from lit_probattn.analysis.translations.study import drawn, read_remarks
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.tasks.bleu import FORMS
 from tests.analysis.made import checkpoint, open_once
-from tests.support.patching import draw_once
+from tests.support.patching import check_figures
 from tests.support.paths import ROOT
 from tests.support.runs import only_version, run, write_attention
 
 pytest.importorskip("sacrebleu")
-pytestmark = pytest.mark.usefixtures("sketches")
 TASK = ROOT / "configs/tasks/tiny/translation.yaml"
 NAMES = ("softmax", "smgk")
 
@@ -42,9 +41,9 @@ def train(folder, *more, cls="SoftmaxAttention", **attention):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    steps = ("--trainer.max_steps", "16", "--trainer.val_check_interval", "8")
+    steps = ("--trainer.max_steps", "16", "--trainer.val_check_interval", "16")
     steps += ("--model.init_args.lr", "0.02", "--run.checkpoint_every", "8")
-    steps += ("--trainer.limit_val_batches", "1")
+    steps += ("--trainer.limit_val_batches", "1", "--trainer.num_sanity_val_steps", "0")
     softmax = train(folder / "a", *steps)
     steps = tuple("8" if word == "16" else word for word in steps)
     smgk = train(folder / "b", *steps, cls="MGKAttention", shifted_keys=True)
@@ -56,6 +55,12 @@ def _open_once(monkeypatch):
     open_once(monkeypatch)
 
 
+@pytest.fixture(autouse=True)
+def _sketches_of_fast_tests(request):
+    if request.node.get_closest_marker("slow") is None:
+        request.getfixturevalue("sketches")
+
+
 def study(runs, out, *more):
     named = [f"{name}={folder}" for name, folder in runs.items()]
     return main(["translations", "--runs", *named, "--out", str(out), "--device", "cpu", *more])
@@ -65,7 +70,7 @@ def study(runs, out, *more):
 def written(runs, tmp_path_factory):
     out = tmp_path_factory.mktemp("out")
     with pytest.MonkeyPatch.context() as patch:
-        draw_once(patch)
+        check_figures(patch)
         assert study(runs, out, "--resamples", "50") == 0
     return out
 
@@ -173,6 +178,13 @@ def test_a_file_that_holds_no_remarks_is_refused(content, message, tmp_path):
     remarks.write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         read_remarks(remarks)
+
+
+@pytest.mark.slow
+def test_its_figures_can_be_drawn(runs, tmp_path):
+    assert study(runs, tmp_path, "--resamples", "2", "--num_shown", "0") == 0
+    for part in ("", "_curves", "_lengths"):
+        assert (tmp_path / f"translations{part}.png").stat().st_size > 10_000
 
 
 def test_what_is_drawn_follows_the_seed():
