@@ -60,10 +60,9 @@ def test_a_sweep_and_its_report_take_the_variant(page, monkeypatch, capsys):
     fork_workers(monkeypatch)
     sweep = Path("cosine_sweep.yaml")
     assert "measure: [cost, memory, time]" in sweep.read_text(encoding="utf-8")
-    sweep.write_text(
-        sweep.read_text(encoding="utf-8").replace("[cost, memory, time]", "[cost]"),
-        encoding="utf-8",
-    )
+    text = sweep.read_text(encoding="utf-8").replace("[cost, memory, time]", "[cost]")
+    assert "seq_len: [128, 256]" in text
+    sweep.write_text(text.replace("[128, 256]", "[128]"), encoding="utf-8")
     assert main(page["sweep"]) == 0
     rows = read_rows("runs/profiling/cosine/rows.jsonl")
     assert {row.status for row in rows} == {"ok"}
