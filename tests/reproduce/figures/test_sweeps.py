@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from lit_probattn.reproduce.__main__ import main
-from tests.profiling.helpers import count_once
+from tests.profiling.helpers import count_by_torch_alone, count_once
 from tests.support.patching import check_figures
 
 SWEEP = {
@@ -26,6 +26,7 @@ SWEEP = {
 @pytest.fixture(autouse=True)
 def _count_once(monkeypatch):
     count_once(monkeypatch)
+    count_by_torch_alone(monkeypatch)
 
 
 def write(folder, *bounds):
