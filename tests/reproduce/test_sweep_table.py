@@ -75,6 +75,7 @@ def measured(tmp_path_factory):
         patch.chdir(ROOT)
         fork_workers(patch)
         check_figures(patch)
+        patch.setattr("profiling.sweep.predictions.predict", lambda point: (60_000, 20_000))
         entry, words = write(folder)
         assert main(words) == 0
     return folder, entry, words

@@ -166,7 +166,7 @@ def test_memory_of_causal_chunks_is_what_is_allocated(name, monkeypatch):
     """Spans and chunks are made small, so that most of them are not made in the prediction."""
     monkeypatch.setitem(chunkwise.SPAN_PAIRS, "cpu", 1 << 12)
     monkeypatch.setitem(fish_linear.CHUNK_STATES, "cpu", 1 << 12)
-    question = Question(64, 131, num_heads=4, batch_size=3, is_causal=True)
+    question = Question(64, 83, num_heads=4, batch_size=3, is_causal=True)
     for train in (True, False):
         _, found, measured = made(name, question, train, measured=True)
         assert found == pytest.approx(measured, abs=512), train

@@ -193,6 +193,7 @@ def test_interrupted_it_writes_the_page_from_what_there_is(tmp_path, monkeypatch
 
     opened = []
     monkeypatch.setattr(training.Side, "step", stop)
+    monkeypatch.setattr(cost, "_peak", lambda attention: 1 << 20)
     monkeypatch.setattr(command, "open_page", opened.append)
     assert command.main(["--steps", "40", "--out", str(tmp_path), "--no-open"]) == 130
     text = (tmp_path / "demo.html").read_text(encoding="utf-8")

@@ -33,6 +33,7 @@ def made(tmp_path_factory):
     folder, config = tmp_path_factory.mktemp("stored"), sweep(**CHANGES)
     with pytest.MonkeyPatch.context() as patch:
         fork_workers(patch)
+        patch.setattr("profiling.sweep.predictions.predict", lambda point: (6_000, 2_000))
         run_sweep(config, folder / "results", ROOT, stream=lambda _: None)
         spare_drawing(patch)
         write_report(config, folder / "results", folder / "report")
