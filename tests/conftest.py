@@ -17,7 +17,7 @@ from profiling.kernels.triton_internals import spare_the_interpreter
 from tests.kernels.interpreter import remember_types
 from tests.support.caches import keep_out_of_the_users_cache
 from tests.support.helpers import PARITY_ROWS, parity_table
-from tests.support.patching import CheckedMonkeyPatch
+from tests.support.patching import CheckedMonkeyPatch, spare_drawing
 
 torch.set_num_threads(1)
 # The first backward pass of a process starts autograd's threads. On fake tensors it would start
@@ -120,16 +120,8 @@ def kernels_on_cpu(monkeypatch) -> None:
 
 @pytest.fixture
 def sketches(monkeypatch) -> None:
-    """Spare the drawing, which takes most of a report's time: figures of the right size, white."""
-    from PIL import Image
-
-    def blank(figure, dpi):
-        width, height = (int(dpi * inches) for inches in figure.get_size_inches())
-        return Image.new("RGB", (width, height), "white")
-
-    monkeypatch.setattr("lit_probattn.records.figures._drawn", blank)
-    monkeypatch.setattr("lit_probattn.records.figures._enlarge", lambda figure: None)
-    monkeypatch.setattr("lit_probattn.records.figures._svg_bytes", lambda *_: b"<svg/>")
+    """Write white figures of the right size in place of drawing them."""
+    spare_drawing(monkeypatch)
 
 
 @pytest.fixture

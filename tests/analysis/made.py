@@ -14,6 +14,7 @@ import pytest
 import torch
 import yaml
 
+from lit_probattn.analysis import study
 from lit_probattn.analysis.recording import LayerCall
 from lit_probattn.configs import SIZES_OF_DATA, instantiate, link_sizes, read_yaml
 from lit_probattn.training import trained
@@ -93,20 +94,20 @@ def _made(task: str, cls: str, spread: float, attention: tuple[tuple[str, Any], 
 
 
 def open_once(patch: pytest.MonkeyPatch) -> None:
-    """Restore the model and the data of a checkpoint once per process; each call has a copy.
-
-    For commands and studies that translate or generate.
-    """
+    """Restore the model and the data of a checkpoint once per process; each call has a copy."""
     restore = trained.open_trained
 
     def opened(options: argparse.Namespace, **more: Any) -> trained.Trained:
         path = trained.find_file(options.checkpoint)
-        key = str((path, path.stat().st_mtime_ns, options.config, options.data, options.device))
+        key = str(
+            (path, path.stat().st_mtime_ns, options.config, options.data, options.device, more)
+        )
         if key not in _OPENED:
             _OPENED[key] = restore(options, **more)
         return copy.deepcopy(_OPENED[key])
 
     patch.setattr(trained, "open_trained", opened)
+    patch.setattr(study, "open_trained", opened)
 
 
 def change(path: Path, ending: str, value: Any) -> None:

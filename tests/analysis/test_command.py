@@ -22,8 +22,8 @@ from lit_probattn.analysis.studies import curves
 from lit_probattn.base.arguments import DefaultsFormatter, at_least
 from lit_probattn.experiments.page import read
 from lit_probattn.records.figures import MAX_BYTES
-from tests.analysis.made import checkpoint
-from tests.support.patching import draw_once
+from tests.analysis.made import checkpoint, open_once
+from tests.support.patching import check_figures
 from tests.support.slow import mostly_slow
 
 MAPS = ("attention_maps", "rank", "head_distance", "spectrum")
@@ -50,7 +50,7 @@ def flags(path: Path, out: Path) -> list[str]:
 def test_studies_write_table_picture_and_text(task, drawn, tmp_path, monkeypatch, request):
     cls, options, studies = CASES[task]
     if drawn == "once":
-        draw_once(monkeypatch)
+        check_figures(monkeypatch)
     path = checkpoint(tmp_path, task, cls, **options)
     before = torch.load(path, weights_only=True)["state_dict"]
     for study in studies:
@@ -138,7 +138,7 @@ def write_run(folder: Path, **columns: list) -> Path:
 
 
 def test_curves_of_several_runs(tmp_path, monkeypatch):
-    draw_once(monkeypatch)
+    check_figures(monkeypatch)
     first = write_run(
         tmp_path / "a/0",
         train_loss=[3.0, 2.0, 2.5],
@@ -199,7 +199,8 @@ def refused(capsys, arguments: list[str]) -> str:
     return line
 
 
-def test_wrong_use_is_one_line(tmp_path, capsys):
+def test_wrong_use_is_one_line(tmp_path, capsys, monkeypatch):
+    open_once(monkeypatch)
     path = checkpoint(tmp_path, "sequence", "LinearFiSHAttention", num_global_heads=2)
     given = flags(path, tmp_path / "out")
     assert "did you mean 'spectrum'" in error(capsys, ["spectrun"])
@@ -228,7 +229,8 @@ def test_wrong_use_is_one_line(tmp_path, capsys):
     line = error(capsys, ["rank", *given, "--config", str(other)])
     assert "does not match the configuration" in line
     config.unlink()
-    assert "pass --config runs/NAME/0/config.yaml" in error(capsys, ["rank", *given])
+    line_without = error(capsys, ["rank", *given, "--data.seed", "1"])
+    assert "pass --config runs/NAME/0/config.yaml" in line_without
     assert "size mismatch" in line
 
 

@@ -16,13 +16,18 @@ from lit_probattn.analysis.__main__ import main
 from lit_probattn.analysis.studies import distance, maps, rank, spectrum
 from lit_probattn.attention import LinearAttention, SoftmaxAttention
 from lit_probattn.base.errors import ConfigError
-from tests.analysis.made import change, checkpoint, layer_call
-from tests.support.patching import draw_once
+from tests.analysis.made import change, checkpoint, layer_call, open_once
+from tests.support.patching import check_figures
 
 
 @pytest.fixture(autouse=True)
-def _draw_once(monkeypatch):
-    draw_once(monkeypatch)
+def _check_figures(monkeypatch):
+    check_figures(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def _open_once(monkeypatch):
+    open_once(monkeypatch)
 
 
 def study(name: str, path: Path, out: Path, *more: str) -> pd.DataFrame:
@@ -124,11 +129,10 @@ def test_identical_heads_of_a_model_are_at_distance_zero(tmp_path):
     assert table["mean"].abs().max() < 1e-6
 
 
-def test_distances_of_a_study_are_those_of_the_maps(tmp_path, request):
+def test_distances_of_a_study_are_those_of_the_maps(tmp_path):
     path = checkpoint(tmp_path, "text", "FiSHAttention", num_global_heads=2)
     flags = ("--num_samples", "4", "--save_maps")
     study("attention_maps", path, tmp_path / "maps", *flags)
-    request.getfixturevalue("sketches")
     table = study("head_distance", path, tmp_path / "out", "--num_samples", "4")
     layers = pd.read_csv(tmp_path / "out" / "head_distance_layers.csv")
     saved = np.load(tmp_path / "maps" / "attention_maps.npz")

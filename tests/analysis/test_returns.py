@@ -13,7 +13,7 @@ from lit_probattn.rollouts.episodes import Episode
 from lit_probattn.rollouts.facts import EvaluationFacts
 from lit_probattn.rollouts.video import Filmed
 from tests.rollouts.toy import Pendulum, facts
-from tests.support.patching import draw_once
+from tests.support.patching import check_figures
 from tests.support.paths import ROOT
 from tests.support.runs import only_version, run, write_attention
 
@@ -31,13 +31,13 @@ def trained(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def _draw_once(monkeypatch):
-    draw_once(monkeypatch)
+def _check_figures(monkeypatch):
+    check_figures(monkeypatch)
 
 
 def study(trained, out, *more):
-    words = ["returns", "--checkpoint", str(trained), "--out", str(out), "--device", "cpu", *more]
-    return main([*words, "--episodes", "2"])
+    words = ["returns", "--checkpoint", str(trained), "--out", str(out), "--device", "cpu"]
+    return main([*words, "--episodes", "2", *more])
 
 
 def test_rows_are_the_episodes_of_the_policy(trained, tmp_path):
@@ -50,7 +50,7 @@ def test_rows_are_the_episodes_of_the_policy(trained, tmp_path):
     table = pd.read_csv(tmp_path / "returns.csv")
     expected = rows.groupby("target")["return"].mean().to_numpy()
     assert table["return"].to_numpy() == pytest.approx(expected, rel=1e-5)
-    assert (tmp_path / "returns.png").stat().st_size > 10_000
+    assert (tmp_path / "returns.png").is_file()
     text = (tmp_path / "returns.md").read_text(encoding="utf-8")
     assert "The best mean return is" in text
     assert "mean return of the data, 12" in text
@@ -59,7 +59,7 @@ def test_rows_are_the_episodes_of_the_policy(trained, tmp_path):
 
 @pytest.mark.usefixtures("sketches")
 def test_targets_default_to_six_up_to_the_larger_of_the_data(trained, tmp_path):
-    assert study(trained, tmp_path) == 0
+    assert study(trained, tmp_path, "--episodes", "1") == 0
     targets = pd.read_csv(tmp_path / "returns.csv")["target"].to_numpy()
     np.testing.assert_allclose(targets, np.linspace(0.3, 28.0, 6), rtol=1e-5)
 
@@ -89,7 +89,8 @@ def test_episodes_that_end_at_different_steps_are_not_alike():
 
 @pytest.mark.usefixtures("sketches")
 def test_a_video_is_drawn_or_said_to_be_missing_in_one_line(trained, tmp_path, monkeypatch):
-    assert study(trained, tmp_path / "none", "--targets", "5", "--video") == 0
+    few = ("--episodes", "1", "--video")
+    assert study(trained, tmp_path / "none", "--targets", "5", *few) == 0
     assert "\nNo video: rendering is not available" in (tmp_path / "none/returns.md").read_text(
         encoding="utf-8"
     )
@@ -109,7 +110,7 @@ def test_a_video_is_drawn_or_said_to_be_missing_in_one_line(trained, tmp_path, m
     monkeypatch.setattr(
         "lit_probattn.analysis.studies.returns.filmed_environment", lambda name: Filmed(Seen())
     )
-    assert study(trained, tmp_path / "film", "--targets", "5", "9", "--video") == 0
+    assert study(trained, tmp_path / "film", "--targets", "5", "9", *few) == 0
     with Image.open(tmp_path / "film/returns.gif") as picture:
         assert picture.n_frames > 1
     assert "Target 9, seed 100: return" in (tmp_path / "film/returns.md").read_text(

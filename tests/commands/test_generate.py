@@ -34,7 +34,8 @@ def trained(tmp_path_factory):
     """The folder that holds the text and a run."""
     place = tmp_path_factory.mktemp("generate")
     made.write(place / "text")
-    run(command("fit", place, "--trainer.max_steps", "4", "--trainer.val_check_interval", "2"))
+    short = ("--trainer.val_check_interval", "2", "--trainer.num_sanity_val_steps", "0")
+    run(command("fit", place, "--trainer.max_steps", "4", *short))
     return place
 
 
@@ -223,7 +224,8 @@ def test_words_that_nothing_stands_for_are_refused(tmp_path, folder, capsys):
     """A vocabulary without `<unk>`, as `predict` refuses it."""
     texts = dict.fromkeys(made.NAMES, "a b c d\n" * 30)
     made.write(tmp_path / "text", **texts)
-    run(command("fit", tmp_path, "--trainer.max_steps", "1", "--run.checkpoint_every", "1"))
+    short = ("--trainer.max_steps", "1", "--run.checkpoint_every", "1")
+    run(command("fit", tmp_path, *short, "--trainer.limit_val_batches", "0"))
     capsys.readouterr()
     expected = "'zebra' is missing from the vocabulary of 5 words"
     check_refused(generate(only_version(tmp_path), prompts=["a zebra"]), expected, capsys)
@@ -253,7 +255,7 @@ def test_a_prompt_of_sub_words_is_continued_and_not_ended(tmp_path, capsys):
     pytest.importorskip("tokenizers")
     made.write(tmp_path / "text")
     fit = command("fit", tmp_path, "--data.init_args.subwords", "300", "--trainer.max_steps", "2")
-    run([*fit, "--trainer.val_check_interval", "2"])
+    run([*fit, "--run.checkpoint_every", "2", "--trainer.limit_val_batches", "0"])
     table = tmp_path / "text.parquet"
     prompts = ["w1 w", "w2 w3", "w"]
     flags = ("--max_new_tokens", "2", "--out", str(table))

@@ -13,7 +13,7 @@ from lit_probattn.__main__ import main
 from lit_probattn.base import allowed_code
 from lit_probattn.configs import build_attention
 from profiling.measure.rows import read_rows
-from tests.profiling.helpers import fork_workers
+from tests.profiling.helpers import count_by_torch_alone
 from tests.support.paths import ROOT
 
 PAGE = (ROOT / "docs/own_variant.md").read_text(encoding="utf-8")
@@ -57,13 +57,12 @@ def test_ask_takes_the_variant(page, capsys):
 
 @pytest.mark.usefixtures("sketches")
 def test_a_sweep_and_its_report_take_the_variant(page, monkeypatch, capsys):
-    fork_workers(monkeypatch)
+    count_by_torch_alone(monkeypatch)
     sweep = Path("cosine_sweep.yaml")
     assert "measure: [cost, memory, time]" in sweep.read_text(encoding="utf-8")
-    sweep.write_text(
-        sweep.read_text(encoding="utf-8").replace("[cost, memory, time]", "[cost]"),
-        encoding="utf-8",
-    )
+    text = sweep.read_text(encoding="utf-8").replace("[cost, memory, time]", "[cost]")
+    assert "seq_len: [128, 256]" in text
+    sweep.write_text(text.replace("[128, 256]", "[128]"), encoding="utf-8")
     assert main(page["sweep"]) == 0
     rows = read_rows("runs/profiling/cosine/rows.jsonl")
     assert {row.status for row in rows} == {"ok"}

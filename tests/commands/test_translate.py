@@ -28,7 +28,7 @@ def trained(tmp_path_factory):
             *("--config", write_attention(folder), "--run.root", str(folder / "runs")),
             *("--trainer.accelerator", "cpu", "--trainer.devices", "1"),
             *("--trainer.max_steps", "4", "--trainer.enable_progress_bar", "false"),
-            *("--trainer.limit_val_batches", "1"),
+            *("--trainer.limit_val_batches", "1", "--trainer.num_sanity_val_steps", "0"),
             *("--data.init_args.cache_dir", str(folder / "cache")),
         ]
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.compare.tiny import read_shipped_files_once
 from tests.support.paths import ROOT
 
 
@@ -17,3 +18,9 @@ def _root(monkeypatch):
 def _poll_often(monkeypatch):
     """The stand-in for training takes milliseconds."""
     monkeypatch.setattr("lit_probattn.experiments.runner._POLL_SECONDS", 0.01)
+
+
+@pytest.fixture(autouse=True)
+def _shipped_files_once(monkeypatch):
+    """Runs of one table are composed of the same few files."""
+    read_shipped_files_once(monkeypatch)

@@ -72,13 +72,14 @@ def given(run):
 def test_starts_run_first_once_and_for_all(tmp_path, jobs, monkeypatch):
     if jobs == 1:
         run_here(monkeypatch)
-    _, runs = chained(tmp_path, ["tuned", "other", "softmax_2"], (3, 4))
+    seeds = (3, 4) if jobs == 1 else (3,)  # starting a process takes a tenth of a second
+    _, runs = chained(tmp_path, ["tuned", "other", "softmax_2"], seeds)
     tasks = ("first", "second", "tuned", "other")
-    assert sorted(named(runs)) == sorted((t, "softmax_2", s) for s in (3, 4) for t in tasks)
+    assert sorted(named(runs)) == sorted((t, "softmax_2", s) for s in seeds for t in tasks)
     lines = []
     mine = share_of(runs, 0, 1)
     outcome = runner(jobs, lines)(mine)
-    assert (outcome.ran, outcome.skipped, outcome.failed) == (8, {}, {})
+    assert (outcome.ran, outcome.skipped, outcome.failed) == (4 * len(seeds), {}, {})
     assert all(commands_run(run) == ["fit", "test"] for run in runs)
     for run in runs:
         if run.start is None:
@@ -228,6 +229,8 @@ def test_the_report_has_the_starts_too(tmp_path):
 def test_the_command_runs_chains(tmp_path, capsys, monkeypatch):
     run_here(monkeypatch)
     measure_nothing(monkeypatch)
+    written = []
+    monkeypatch.setattr(Report, "write", lambda report, folder: written.append(report) or "")
     write_tables(tmp_path / "tables", CHAINED, CHAIN)
     places = ["--runs", str(tmp_path / "runs"), "--launch", shlex.join(program(tmp_path))]
     words = ["tiny", "--tables", str(tmp_path / "tables"), *places, "--data_dir", str(tmp_path)]
@@ -242,6 +245,7 @@ def test_the_command_runs_chains(tmp_path, capsys, monkeypatch):
     assert "6 of 6 runs finished (3 new); 0 failed, 0 in other processes, 0 tasks" in (
         capsys.readouterr().out
     )
+    assert [sum(run.result() is not None for run in report.runs) for report in written[-1:]] == [6]
     assert main([*words, "--set", "thir:a=1"]) == 2
     assert "--set thir:a: unknown task 'thir'" in capsys.readouterr().err
 

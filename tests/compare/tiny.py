@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -13,11 +16,15 @@ from unittest.mock import patch
 import pytest
 import yaml
 
+from lit_probattn.analysis.__main__ import main as analyse
+from lit_probattn.cli.app import main
 from lit_probattn.compare.command import make_runs
 from lit_probattn.compare.flags import Place
 from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.runs import Run
 from lit_probattn.compare.tables import Table, read_table
+from lit_probattn.configs import read_yaml
+from tests.support.paths import CONFIGS
 
 ACCURACY = {
     "command": "test",
@@ -173,6 +180,50 @@ def run_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("lit_probattn.experiments.runner.start", start)
     monkeypatch.setattr("lit_probattn.experiments.runner._POLL_SECONDS", 0.0)
+
+
+def run_commands_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the commands of runs and studies in this process, without starting others."""
+
+    def start(
+        launch: Sequence[str],
+        arguments: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str],
+        lock: int,
+        module: str = "lit_probattn",
+    ) -> Ended:
+        assert launch == (), "others are started for themselves"
+        command = {"lit_probattn": main, "lit_probattn.analysis": analyse}[module]
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            log.open("a", encoding="utf-8") as out,
+            redirect_stdout(out),
+            redirect_stderr(out),
+            patch.dict(os.environ, environment, clear=True),
+        ):
+            out.write(f"$ {shlex.join(['python', '-m', module, *arguments])}\n")
+            return Ended(command(list(arguments)))
+
+    monkeypatch.setattr("lit_probattn.experiments.runner.start", start)
+
+
+_CONTENTS: dict[Path, dict[str, Any]] = {}
+
+
+def read_shipped_files_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read each shipped configuration once per process; every reader has a copy."""
+
+    def read(path: str | Path) -> dict[str, Any]:
+        place = Path.cwd() / path
+        if not place.is_relative_to(CONFIGS):
+            return read_yaml(path)
+        if place not in _CONTENTS:
+            _CONTENTS[place] = read_yaml(path)
+        return copy.deepcopy(_CONTENTS[place])
+
+    for module in ("lit_probattn.configs", "lit_probattn.compare.tables"):
+        monkeypatch.setattr(f"{module}.read_yaml", read)
 
 
 def measure_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

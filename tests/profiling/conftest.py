@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from profiling.sweep.points import failed_rows
+from tests.profiling.helpers import count_once
+
+
+@pytest.fixture(autouse=True, scope="package")
+def _count_once() -> Iterator[None]:
+    """Count the points of small sweeps once for all tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        count_once(patch)
+        yield
 
 
 @pytest.fixture

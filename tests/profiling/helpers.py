@@ -9,8 +9,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from lit_probattn.attention import Cost, SoftmaxAttention
+from lit_probattn.attention import Attention, Cost, SoftmaxAttention
 from lit_probattn.base.files import append_lines
+from lit_probattn.measure.counters import torch_macs
+from profiling.cost.count import CostEntry, Setting, count_costs
 from profiling.sweep.config import SweepConfig
 from profiling.sweep.worker import run_worker
 from tests.support.forks import fork_module
@@ -42,6 +44,32 @@ class Greedy(SoftmaxAttention):
         if type(query) is Tensor and query.device.type == "cpu":
             torch.ones(1 << 33, dtype=torch.float64)
         return super().forward(query, *args, **kwargs)
+
+
+_COUNTED: dict[str, tuple[Attention, list[CostEntry]]] = {}
+
+
+def count_once(monkeypatch) -> None:
+    """Count each model once per process: sweeps of different tests have the same points."""
+
+    def counted(setting: Setting) -> tuple[Attention, list[CostEntry]]:
+        (point,) = setting.build.args
+        fields = ("class_path", "init_args", "model", "sizes", "embed_dim", "seq_len")
+        fields += ("batch_size", "mode", "backend", "dtype")
+        key = repr([getattr(point, name) for name in fields])
+        if key not in _COUNTED:
+            _COUNTED[key] = count_costs(setting)
+        return _COUNTED[key]
+
+    monkeypatch.setattr("profiling.sweep.points.count_costs", counted)
+
+
+def count_by_torch_alone(monkeypatch) -> None:
+    """Spare fvcore's tracing, two thirds of a count, where its number is not asked.
+
+    Without normalisations both counts are equal, as the tests in `tests/profiling/cost` show.
+    """
+    monkeypatch.setattr("profiling.cost.count.fvcore_macs", torch_macs)
 
 
 def fork_workers(monkeypatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support import forks
+from tests.compare.tiny import read_shipped_files_once, run_commands_here
 from tests.support.paths import ROOT
 
 
@@ -14,7 +14,19 @@ def _root(monkeypatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
+@pytest.fixture(autouse=True)
+def _shipped_files_once(monkeypatch) -> None:
+    """Every table is composed of many files, which most tests read."""
+    read_shipped_files_once(monkeypatch)
+
+
 @pytest.fixture
-def forked(monkeypatch) -> None:
-    """Fork the commands of runs and studies from this process, which has imported everything."""
-    monkeypatch.setattr("lit_probattn.experiments.runner.start", forks.start)
+def without_processes(monkeypatch) -> None:
+    """Run the commands of runs and studies in this process, which has imported everything."""
+    run_commands_here(monkeypatch)
+
+
+@pytest.fixture
+def without_data(monkeypatch) -> None:
+    """Say at once that no data are found, in place of a search for every result."""
+    monkeypatch.setattr("lit_probattn.compare.runs.Run._own_sources", None)

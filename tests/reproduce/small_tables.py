@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -13,6 +14,13 @@ from tests.support.paths import ROOT
 
 _FOLDER = ROOT / "configs/reproduce"
 _STEPS = {"trainer.max_steps": 4, "trainer.val_check_interval": 2, "run.checkpoint_every": 2}
+
+
+def two_blocks(model: dict[str, Any]) -> None:
+    """Reduce the configuration of a model, before it is built, to two of its equal blocks."""
+    for key in ("num_layers", "num_encoder_layers", "num_decoder_layers"):
+        if key in model["init_args"]:
+            model["init_args"][key] = 2
 
 
 def write_small(folder: Path, *names: str) -> list[str]:

@@ -27,7 +27,7 @@ from lit_probattn.reproduce.analyses.table import Analysis
 from lit_probattn.reproduce.studies import RunStudy, Value
 from tests.analysis import made
 from tests.compare import test_report
-from tests.reproduce.small_tables import write_small
+from tests.reproduce.small_tables import two_blocks, write_small
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.usefixtures("sketches")
@@ -85,6 +85,7 @@ def test_every_printed_number_has_a_model_and_a_study_that_gives_it(name, tmp_pa
         key = json.dumps([task.name, run.config["model"]], sort_keys=True)
         if key not in BUILT:
             BUILT.add(key)
+            two_blocks(run.config["model"])
             with torch.device("meta"):
                 build_task(run, run.data())
     tiny = {**analysis.shortened.flags, **TINY.get(analysis.study.name, {})}

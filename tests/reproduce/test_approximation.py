@@ -64,7 +64,7 @@ def test_its_studies_are_those_of_the_figure():
         assert part[key] == figure[key]
 
 
-@pytest.mark.usefixtures("forked", "sketches")
+@pytest.mark.usefixtures("without_processes", "without_data", "sketches")
 def test_studied_seeds_are_compared_once_and_every_kernel_is_judged(tmp_path, capsys):
     report = report_of(tmp_path, ["exponential_8", "elu_8"])
     assert report.complete([], 1, ()) == {}
@@ -100,6 +100,7 @@ def test_studied_seeds_are_compared_once_and_every_kernel_is_judged(tmp_path, ca
         assert f"(figures/{picture.name})" in text
 
 
+@pytest.mark.usefixtures("without_data")
 def test_without_studies_nothing_is_told_and_a_nearer_kernel_differs(tmp_path):
     """A kernel that is nearer than the exponential one, against what the paper prints."""
     report = report_of(tmp_path, [])
@@ -113,7 +114,7 @@ def test_without_studies_nothing_is_told_and_a_nearer_kernel_differs(tmp_path):
     assert sentence.startswith("With the largest weights alone the elu kernel")
 
 
-@pytest.mark.usefixtures("forked")
+@pytest.mark.usefixtures("without_processes", "without_data", "sketches")
 def test_a_comparison_that_fails_is_told(tmp_path):
     report = report_of(tmp_path, GAPS, seeds=(0,))
     (tmp_path / "metrics.csv").unlink()

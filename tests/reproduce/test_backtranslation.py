@@ -72,6 +72,7 @@ def reverse(tmp_path_factory):
             *("--config", write_attention(folder), "--run.root", str(folder / "runs")),
             *("--trainer.accelerator", "cpu", "--trainer.devices", "1"),
             *("--trainer.max_steps", "2", "--trainer.enable_progress_bar", "false"),
+            *("--trainer.num_sanity_val_steps", "0", "--trainer.limit_val_batches", "1"),
             *("--data.init_args.cache_dir", str(folder / "cache")),
         ]
     )

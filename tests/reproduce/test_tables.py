@@ -41,6 +41,7 @@ from lit_probattn.reproduce import uea
 from lit_probattn.tasks.base import Task
 from lit_probattn.training.run_folder import flatten
 from tests.compare.tiny import TABLE, write_tables
+from tests.reproduce.small_tables import two_blocks
 from tests.support.paths import ROOT, shipped
 from tests.support.slow import mostly_slow
 
@@ -269,6 +270,7 @@ def test_runs_can_be_built(name, differ_by):
             key = json.dumps([task.name, model["class_path"], sizes], sort_keys=True)
             if key not in BUILT:
                 BUILT.add(key)
+                two_blocks(model)
                 with torch.device("meta"):
                     build_task(run, run.data())
     assert set(table.rows) == rows

@@ -120,8 +120,8 @@ def test_counting_pairs_twice_does_not_converge():
         )
         return float((found - goal).norm() / goal.norm())
 
-    assert error("union", 64) < 0.02
-    assert error("count", 64) > 0.15
+    assert error("union", 32) < 0.02
+    assert error("count", 32) > 0.15
     assert error("union", 1) == pytest.approx(error("count", 1), abs=1e-12)
 
 

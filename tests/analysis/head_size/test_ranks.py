@@ -29,7 +29,7 @@ from lit_probattn.reproduce.head_size.parameters import Sizes, model_parameters
 from tests.analysis.made import checkpoint
 from tests.datamodules.text import made as made_text
 from tests.support import forks
-from tests.support.patching import draw_once
+from tests.support.patching import check_figures
 from tests.support.paths import ROOT, shipped
 
 
@@ -96,7 +96,7 @@ def test_other_variants_leave_the_bound():
 
 
 def test_study_of_a_checkpoint(tmp_path, monkeypatch):
-    draw_once(monkeypatch)
+    check_figures(monkeypatch)
     path = checkpoint(tmp_path, "value_aware", "SoftmaxAttention", num_heads=2)
     out = tmp_path / "out"
     options = ["--checkpoint", str(path), "--out", str(out), "--num_samples", "3"]

@@ -184,6 +184,6 @@ def test_tables():
     thresholds = threshold_table((6, 11))
     assert (thresholds["bidirectional"] == thresholds["n - 1"]).all()
     assert (thresholds["causal"] == thresholds["floor(n / 2)"]).all()
-    table = divergence_table(lengths=(6,), num_maps=1, steps=50)
+    table = divergence_table(lengths=(5,), num_maps=1, steps=20)
     at = table[table["head_size"] == table["limit"]]
     assert (at["fitted_kl"] < 1e-6).all()

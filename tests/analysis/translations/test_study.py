@@ -14,12 +14,11 @@ from lit_probattn.analysis.translations.study import drawn, read_remarks
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.tasks.bleu import FORMS
 from tests.analysis.made import checkpoint, open_once
-from tests.support.patching import draw_once
+from tests.support.patching import check_figures
 from tests.support.paths import ROOT
 from tests.support.runs import only_version, run, write_attention
 
 pytest.importorskip("sacrebleu")
-pytestmark = pytest.mark.usefixtures("sketches")
 TASK = ROOT / "configs/tasks/tiny/translation.yaml"
 NAMES = ("softmax", "smgk")
 
@@ -42,9 +41,10 @@ def train(folder, *more, cls="SoftmaxAttention", **attention):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    steps = ("--trainer.max_steps", "16", "--trainer.val_check_interval", "8")
+    steps = ("--trainer.max_steps", "16", "--trainer.val_check_interval", "16")
     steps += ("--model.init_args.lr", "0.02", "--run.checkpoint_every", "8")
-    steps += ("--trainer.limit_val_batches", "1")
+    steps += ("--trainer.limit_val_batches", "1", "--trainer.num_sanity_val_steps", "0")
+    steps += ("--data.init_args.num_test", "11", "--data.init_args.num_val", "11")
     softmax = train(folder / "a", *steps)
     steps = tuple("8" if word == "16" else word for word in steps)
     smgk = train(folder / "b", *steps, cls="MGKAttention", shifted_keys=True)
@@ -56,6 +56,12 @@ def _open_once(monkeypatch):
     open_once(monkeypatch)
 
 
+@pytest.fixture(autouse=True)
+def _sketches_of_fast_tests(request):
+    if request.node.get_closest_marker("slow") is None:
+        request.getfixturevalue("sketches")
+
+
 def study(runs, out, *more):
     named = [f"{name}={folder}" for name, folder in runs.items()]
     return main(["translations", "--runs", *named, "--out", str(out), "--device", "cpu", *more])
@@ -65,7 +71,7 @@ def study(runs, out, *more):
 def written(runs, tmp_path_factory):
     out = tmp_path_factory.mktemp("out")
     with pytest.MonkeyPatch.context() as patch:
-        draw_once(patch)
+        check_figures(patch)
         assert study(runs, out, "--resamples", "50") == 0
     return out
 
@@ -127,7 +133,7 @@ def test_a_second_call_decodes_only_what_an_interrupted_one_left(
 
     monkeypatch.setattr(decoded, "_translate", counting)
     assert study(runs, out, "--resamples", "50") == 0
-    assert len(counted) == len(set(counted)) == 18
+    assert len(counted) == len(set(counted)) == 8
     assert sorted(kept.read_text(encoding="utf-8").splitlines()[1:]) == sorted(whole[1:])
     same = [
         (folder / "translations.md").read_text(encoding="utf-8").splitlines()[4:]
@@ -139,7 +145,7 @@ def test_a_second_call_decodes_only_what_an_interrupted_one_left(
 def test_remarks_stand_below_their_sentences(runs, written, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(written, out)
-    shown = drawn(21, 4, seed=5)
+    shown = drawn(11, 4, seed=5)
     remarks = tmp_path / "remarks.csv"
     remarks.write_text(f'sentence,remark\n{shown[1]},"no | verb, no end"\n')
     more = ("--resamples", "2", "--num_shown", "4", "--seed", "5", "--remarks", str(remarks))
@@ -173,6 +179,13 @@ def test_a_file_that_holds_no_remarks_is_refused(content, message, tmp_path):
     remarks.write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         read_remarks(remarks)
+
+
+@pytest.mark.slow
+def test_its_figures_can_be_drawn(runs, tmp_path):
+    assert study(runs, tmp_path, "--resamples", "2", "--num_shown", "0") == 0
+    for part in ("", "_curves", "_lengths"):
+        assert (tmp_path / f"translations{part}.png").stat().st_size > 10_000
 
 
 def test_what_is_drawn_follows_the_seed():

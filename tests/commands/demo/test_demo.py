@@ -14,7 +14,7 @@ from rich.console import Console
 
 from datamodules import expressions
 from lit_probattn.__main__ import COMMANDS, RUN
-from lit_probattn.commands.demo import command, display, training
+from lit_probattn.commands.demo import command, cost, display, training
 from lit_probattn.commands.demo.cost import Quantity
 from lit_probattn.commands.demo.drawing import attention_map, curves
 from lit_probattn.commands.demo.page import NEXT, summary
@@ -24,16 +24,20 @@ NAMES = list(training.VARIANTS)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def few_expressions():
+def small():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(expressions, "_NUM_CHUNKS", 3)
         patch.setattr(expressions, "NUM_TEST", 100)
+        patch.setattr(cost, "LONG", 128)
+        patch.setattr(cost, "_ROUNDS", 2)
         yield
 
 
 @pytest.fixture(scope="module")
-def data(few_expressions):
-    return expressions.draw(0)
+def data(small):
+    """Few test expressions: they are evaluated after every step."""
+    train, test = expressions.draw(0)
+    return train, test.take(slice(40))
 
 
 @pytest.fixture(scope="module")
@@ -189,6 +193,7 @@ def test_interrupted_it_writes_the_page_from_what_there_is(tmp_path, monkeypatch
 
     opened = []
     monkeypatch.setattr(training.Side, "step", stop)
+    monkeypatch.setattr(cost, "_peak", lambda attention: 1 << 20)
     monkeypatch.setattr(command, "open_page", opened.append)
     assert command.main(["--steps", "40", "--out", str(tmp_path), "--no-open"]) == 130
     text = (tmp_path / "demo.html").read_text(encoding="utf-8")

@@ -18,6 +18,7 @@ from profiling.sweep.config import SweepConfig
 from profiling.sweep.plan import make_plan
 from profiling.sweep.points import build_model, make_inputs, measure_point
 from tests.profiling.cost.paper_formulas import mgk_parameters, smgk_parameters, softmax_parameters
+from tests.profiling.helpers import count_by_torch_alone
 from tests.support.paths import ROOT
 from tests.support.slow import mostly_slow
 
@@ -291,8 +292,9 @@ def test_published_classifiers(vocab, length, classes, heads, total):
     ("width", "length"),
     mostly_slow(itertools.product([256, 4096], [128, 8192]), [(4096, 8192)]),
 )
-def test_published_ratios_of_figure_3(width, length):
+def test_published_ratios_of_figure_3(width, length, monkeypatch):
     """Layers only, which are alike, with d_inner 2048."""
+    count_by_torch_alone(monkeypatch)
     expected = {(256, 128): 0.917, (256, 8192): 0.792, (4096, 128): 0.701, (4096, 8192): 0.722}
     config = SweepConfig.model_validate(
         {

@@ -18,8 +18,12 @@ from tests.support.paths import ROOT
 
 # In a process of its own, where kernels are not interpreted: the keys under which Triton's launcher
 # keeps what it compiled, by kernel, for a call of one size and for others; and a compiled kernel.
+# Dynamo, which every operator imports for seconds only to mark what is not traced, is replaced.
 CODE = """
 import json, sys, torch
+from types import ModuleType
+torch._dynamo = sys.modules["torch._dynamo"] = ModuleType("torch._dynamo")
+torch._dynamo.disable = lambda function, *_, **__: function
 from dataclasses import asdict
 from itertools import product
 from lit_probattn.attention import FiSHAttention, LinearAttention, MGKAttention, SoftmaxAttention

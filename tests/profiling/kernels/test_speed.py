@@ -36,7 +36,7 @@ from profiling.kernels.speed import (
     speed_report,
 )
 from tests.profiling.helpers import MGK
-from tests.support.patching import draw_once
+from tests.support.patching import check_figures
 from tests.support.paths import ROOT
 from tests.support.slow import mostly_slow
 
@@ -461,7 +461,7 @@ def test_flags_narrow_every_grid_and_no_point_is_there_twice():
 
 @pytest.mark.usefixtures("made_up", "parity_passes")
 def test_the_figure_shows_the_comparisons_that_are_named(tmp_path, monkeypatch):
-    draw_once(monkeypatch)
+    check_figures(monkeypatch)
     rows = {"MGK": {"reference": "a"}, "other": {"torch": "b"}}
     made = config(["test_parity.py"], figure=rows)
     report, _ = run_kernels(made, tmp_path, tmp_path / "out")

@@ -17,6 +17,7 @@ from profiling.sweep.config import Figure
 from profiling.sweep.run import run_sweep
 from tests.profiling.helpers import MGK, append_rows, attention, fork_workers, sweep
 from tests.support.pages import Page
+from tests.support.patching import check_figures
 from tests.support.paths import ROOT
 
 
@@ -36,9 +37,11 @@ def results(tmp_path_factory):
     return config, folder
 
 
-def test_report_has_all_its_parts(results, tmp_path, monkeypatch):
-    monkeypatch.setattr("lit_probattn.records.figures._enlarge", lambda figure: None)
-    monkeypatch.setattr("seaborn.matrix._draw_figure", lambda figure: None)
+@pytest.mark.parametrize("drawn", ["checked", pytest.param("drawn", marks=pytest.mark.slow)])
+def test_report_has_all_its_parts(drawn, results, tmp_path, monkeypatch):
+    if drawn == "checked":
+        check_figures(monkeypatch)
+        monkeypatch.setattr("seaborn.matrix._draw_figure", lambda figure: None)
     config, folder = results
     files = write_report(config, folder, tmp_path, html=True)
     text = (tmp_path / "report.md").read_text(encoding="utf-8")

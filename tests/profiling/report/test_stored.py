@@ -13,6 +13,7 @@ from profiling.report.page import write_report
 from profiling.report.stored import stored_rows
 from profiling.sweep.run import run_sweep
 from tests.profiling.helpers import MGK, attention, fork_workers, sweep
+from tests.support.patching import spare_drawing
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.usefixtures("sketches")
@@ -32,8 +33,10 @@ def made(tmp_path_factory):
     folder, config = tmp_path_factory.mktemp("stored"), sweep(**CHANGES)
     with pytest.MonkeyPatch.context() as patch:
         fork_workers(patch)
+        patch.setattr("profiling.sweep.predictions.predict", lambda point: (6_000, 2_000))
         run_sweep(config, folder / "results", ROOT, stream=lambda _: None)
-    write_report(config, folder / "results", folder / "report")
+        spare_drawing(patch)
+        write_report(config, folder / "results", folder / "report")
     return config, folder
 
 
