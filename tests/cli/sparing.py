@@ -12,11 +12,14 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
+import yaml
 from jsonargparse import (
     Namespace,
     _actions,
     _core,
+    _loaders_dumpers,
     _namespace,
+    _optionals,
     _signatures,
     _subcommands,
     _typehints,
@@ -30,6 +33,7 @@ _LATER = (_actions._ActionConfigLoad, _actions.ActionFail)
 slow_find: Callable[..., Found] = _subcommands.find_action_and_subcommand
 slow_parse_key = Namespace._parse_key
 slow_branches = _namespace.recreate_branches
+slow_dump = _loaders_dumpers.yaml_dump
 slow_origin = _util.get_typehint_origin
 
 
@@ -88,6 +92,13 @@ def kept(parameters: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
     return keep
 
 
+def dump(content: Any) -> str:
+    """Return the text of a configuration, written in C."""
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    text: str = yaml.dump(content, Dumper=dumper, **_loaders_dumpers.dump_yaml_kwargs)
+    return text
+
+
 def spare_the_commands() -> None:
     """Let commands of this process, and of those forked from it, begin sooner."""
     _subcommands.find_action_and_subcommand = find_action
@@ -96,5 +107,7 @@ def spare_the_commands() -> None:
     _namespace.recreate_branches = branches
     _typehints.get_typehint_origin = origin_of  # type: ignore[attr-defined]
     _signatures.get_signature_parameters = kept(_signatures.get_signature_parameters)
+    _loaders_dumpers.dumpers["yaml"] = dump
+    _optionals.parse_docstring = functools.cache(_optionals.parse_docstring)
     metadata.version = functools.cache(metadata.version)
     registry.entry_points = functools.cache(registry.entry_points)  # type: ignore[attr-defined]

@@ -19,7 +19,9 @@ from lit_probattn.base.errors import ConfigError
 from lit_probattn.cli import jsonargparse_internals as internals
 from lit_probattn.cli.app import check_arguments
 from lit_probattn.cli.parser import RunParser
+from lit_probattn.configs import read_yaml
 from tests.cli import sparing
+from tests.support.paths import shipped
 
 
 class Inner:
@@ -226,3 +228,12 @@ def test_parameters_that_tests_keep_are_copies():
     first, second = kept(Inner), kept(Inner)
     assert first == second == get_signature_parameters(Inner)
     assert [one is other for one, other in zip(first, second, strict=True)] == [False, False]
+
+
+def test_texts_that_tests_write_in_c_are_those_of_python():
+    words = ["1e-3", "yes", "null", "", "a: b", "'", "\u00e9", "two\nlines"]
+    exact = {"text": words, "numbers": [1e-30, 0.5], "none": None}
+    for path in [*shipped("task"), *shipped("attention"), *shipped("trainer")]:
+        content = read_yaml(path)
+        assert sparing.dump(content) == sparing.slow_dump(content), path
+    assert sparing.dump(exact) == sparing.slow_dump(exact)
