@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import signal
 import threading
 import time
 from types import SimpleNamespace
 
+import lightning.pytorch as pl
 import pytest
 import torch.distributed as dist
 
 from lit_probattn.cli.app import main
 from lit_probattn.cli.errors import exit_status
+from lit_probattn.training.callbacks import FinalValidation
 from lit_probattn.training.peers import Heartbeats, Peers, is_lost_contact
-from tests.support.runs import arguments, at_micro_batch, in_ranks, kill_me
+from lit_probattn.training.preemption import StopSignals
+from lit_probattn.training.saving import RunCheckpoint
+from tests.support.runs import arguments, at_micro_batch, in_ranks, kill_me, run
 from tests.tasks import tiny
 
 TWO = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
@@ -116,6 +121,19 @@ def test_a_killed_rank_ends_the_other_with_its_name(monkeypatch, capfd):
     assert codes == [1, -signal.SIGKILL]
     assert time.monotonic() - begin < 60
     assert re.search(r"error: rank 1 \(.*at micro-batch \d+\) died", capfd.readouterr().err)
+
+
+def test_a_training_of_the_command_line_has_heartbeats(tmp_path, monkeypatch):
+    """And answers signals, and saves: what the trainings of two ranks here and elsewhere add."""
+    found: set[type] = set()
+
+    @functools.wraps(pl.Trainer.fit)  # the command line reads its arguments
+    def note(self, *_, **__):
+        found.update(map(type, self.callbacks))
+
+    monkeypatch.setattr(pl.Trainer, "fit", note)
+    run(arguments("fit", tmp_path))
+    assert {Heartbeats, StopSignals, FinalValidation, RunCheckpoint} <= found
 
 
 @pytest.mark.slow
