@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pandas as pd
 import pytest
@@ -108,27 +109,28 @@ def test_the_stored_configuration_repeats_the_run(trained, tmp_path):
     assert config_differences(before, after) == []
 
 
-def test_a_run_goes_on_in_its_folder_and_another_configuration_in_the_next(tmp_path, capsys):
+def test_a_run_goes_on_in_its_folder_and_another_configuration_in_the_next(
+    trained, tmp_path, capsys
+):
     """Which folder is taken: tests/training/test_run_folder.py."""
-    named = ("--run.name", "mine", "--trainer.max_steps", "2")
-    run(arguments("fit", tmp_path, *named))
-    run(arguments("fit", tmp_path, *named, "--ckpt_path", "last"))
+    version = tmp_path / only_version(trained).relative_to(trained)
+    shutil.copytree(only_version(trained), version)
+    run(arguments("fit", tmp_path, *SHORT, "--ckpt_path", "last"))
     assert "nothing to train" in capsys.readouterr().out
-    run(arguments("fit", tmp_path, *named, "--ckpt_path", "auto", "--trainer.max_steps", "4"))
-    version = only_version(tmp_path)
-    assert version == tmp_path / "runs/mine/0"
+    run(arguments("fit", tmp_path, *SHORT, "--ckpt_path", "auto", "--trainer.max_steps", "5"))
+    assert only_version(tmp_path) == version
     first, second = json.loads((version / "versions.json").read_text(encoding="utf-8"))["starts"]
     assert first["checkpoint"] is None
-    assert second["checkpoint"].endswith("step-00000002.ckpt")
+    assert second["checkpoint"].endswith("step-00000004.ckpt")
     old = (version / "config.yaml").read_text(encoding="utf-8")
-    more = ("--ckpt_path", "last", "--model.init_args.lr", "0.5", "--trainer.max_steps", "5")
-    run(arguments("fit", tmp_path, *named, *more))
+    more = ("--ckpt_path", "last", "--model.init_args.lr", "0.5", "--trainer.max_steps", "6")
+    run(arguments("fit", tmp_path, *SHORT, *more))
     assert "differs" in (text := capsys.readouterr().out)
     assert "model.init_args.lr" in text
     assert sorted(p.name for p in version.parent.iterdir()) == ["0", "1"]
     assert (version / "config.yaml").read_text(encoding="utf-8") == old
-    saved = list_checkpoints(tmp_path / "runs/mine/1/checkpoints", "step")
-    assert saved[0].name == "step-00000005.ckpt"
+    saved = list_checkpoints(version.parent / "1/checkpoints", "step")
+    assert saved[0].name == "step-00000006.ckpt"
 
 
 def test_schedule_as_long_as_the_run_makes_max_steps_part_of_the_configuration():

@@ -9,7 +9,7 @@ from examples.studies.task_overhead import BothLoops, main
 from lit_probattn.models.classifiers import Classifier
 
 
-def test_rows_of_both_loops(tmp_path):
+def test_rows_of_both_loops(tmp_path, sketches):
     words = "--variants smgk --lengths 32 --batch 2 --steps 7 --out"
     assert main([*words.split(), str(tmp_path)]) == 0
     row = pd.read_csv(tmp_path / "rows.csv").iloc[0]

@@ -69,11 +69,15 @@ TASKS = {"classifier": classifier, "language model": language_model}
 
 
 def scores(
-    task: str, folder: Path, precision: str, world_sizes: Sequence[int] = WORLD_SIZES
+    task: str,
+    folder: Path,
+    precision: str,
+    world_sizes: Sequence[int] = WORLD_SIZES,
+    steps: int = 4,
 ) -> list[Score]:
     """Train one task, and score its test set with every number of processes."""
     folder.mkdir(parents=True, exist_ok=True)
-    short = ("--trainer.max_steps", "4", "--trainer.val_check_interval", "4")
+    short = ("--trainer.max_steps", str(steps), "--trainer.val_check_interval", str(steps))
     command = [*TASKS[task](folder), *short, "--trainer.precision", precision]
     _succeed(["fit", *command], 1)
     found = []

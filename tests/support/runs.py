@@ -22,8 +22,10 @@ import torch
 from lit_probattn.cli.app import main
 from lit_probattn.tasks import SequenceClassifier
 from lit_probattn.training.checkpoints import list_checkpoints, load_checkpoint, step_of
+from tests.cli.sparing import spare_the_commands
 from tests.support.paths import ROOT
 
+spare_the_commands()
 TASK = str(ROOT / "configs/tasks/tiny/lra_text.yaml")
 
 ATTENTION = """

@@ -283,7 +283,7 @@ def command(name: str, folder: Path, root: Path, *more: str) -> list[str]:
     return tiny.command(name, "imagenet_swin_tiny", folder, *more, attention=attention, **data)
 
 
-SHORT = ("--trainer.max_steps", "4", "--run.checkpoint_every", "2")
+SHORT = ("--trainer.max_steps", "2", "--run.checkpoint_every", "1")
 
 
 @pytest.fixture(scope="module")
@@ -295,7 +295,7 @@ def one_process(root, tmp_path_factory) -> Path:
 
 
 def test_a_resumed_run_is_the_whole_run(root, one_process, tmp_path):
-    rewound(only_version(one_process), 2, tmp_path)
+    rewound(only_version(one_process), 1, tmp_path)
     assert main(command("fit", tmp_path, root, *SHORT, "--ckpt_path", "last")) == 0
     whole, resumed = newest_state(only_version(one_process)), newest_state(only_version(tmp_path))
     for name, value in whole["state_dict"].items():
@@ -330,9 +330,9 @@ def test_evaluation_and_predictions_are_exact_for_two_processes(root, one_proces
             assert set(in_ranks(lambda work=work: main(work), 2 if more else 1)) == {0}
         folder = only_version(one_process)
         values.append(
-            json.loads((folder / "validate-step-00000004.json").read_text(encoding="utf-8"))
+            json.loads((folder / "validate-step-00000002.json").read_text(encoding="utf-8"))
         )
-        tables.append(pd.read_parquet(folder / "predictions-step-00000004.parquet"))
+        tables.append(pd.read_parquet(folder / "predictions-step-00000002.parquet"))
     for name in ("val/accuracy", "val/accuracy_top5"):
         assert values[1][name] == values[0][name]
         assert values[0][name] * 21 == pytest.approx(round(values[0][name] * 21), abs=1e-5)

@@ -189,7 +189,7 @@ def test_inverse_square_root_has_no_end():
 
 
 def command(name, place, text, *more, tiny="small"):
-    every = ("--trainer.log_every_n_steps", "1")
+    every = ("--trainer.log_every_n_steps", "1", "--trainer.max_steps", "8")
     return tiny_command(name, f"wikitext103_{tiny}", place, *every, *more, data_dir=text)
 
 
@@ -201,7 +201,7 @@ def trained(tmp_path_factory, folder):
 
 
 def test_a_run_resumes_exactly(tmp_path, trained, folder):
-    resumed = rewound(only_version(trained), 12, tmp_path)
+    resumed = rewound(only_version(trained), 4, tmp_path)
     run(command("fit", tmp_path, folder, "--ckpt_path", "last"))
     assert fingerprint(resumed) == fingerprint(only_version(trained))
     assert metrics(resumed) == metrics(only_version(trained))
@@ -221,7 +221,7 @@ def test_predict_writes_text_and_speed(trained, folder, capsys):
     out = capsys.readouterr().out
     assert "16 tokens generated" in out
     assert "tokens per second" in out
-    table = pd.read_parquet(only_version(trained) / "predictions-step-00000016.parquet")
+    table = pd.read_parquet(only_version(trained) / "predictions-step-00000008.parquet")
     assert table["sample_id"].tolist() == [0, 1]
     assert [len(row) for row in table["continuation"]] == [8, 8]
     decode = made_text.data(folder).decode
@@ -264,7 +264,7 @@ def test_it_learns_with_clipping_and_half_precision(folder):
 @pytest.mark.slow
 def test_two_processes_score_like_one(trained, folder, capsys):
     options = ("--ckpt_path", "last", "--data.init_args.eval_batch_size", "5")
-    report = only_version(trained) / "test-step-00000016.json"
+    report = only_version(trained) / "test-step-00000008.json"
     run(command("test", trained, folder, *options))
     one = json.loads(report.read_text(encoding="utf-8"))
     report.unlink()

@@ -22,21 +22,25 @@ from torch.utils.data import DataLoader
 from lit_probattn.cli import errors as cli_errors
 from lit_probattn.cli.app import main
 from lit_probattn.tasks import SequenceClassifier
-from lit_probattn.training.checkpoints import list_checkpoints, load_checkpoint, step_of
+from lit_probattn.training.checkpoints import (
+    CheckedCheckpointIO,
+    list_checkpoints,
+    load_checkpoint,
+    step_of,
+)
+from lit_probattn.training.peers import Heartbeats
 from lit_probattn.training.run_folder import RunSettings, plan_fit
+from lit_probattn.training.saving import RunCheckpoint
 from tests.support.runs import (
     arguments,
     at_micro_batch,
-    fingerprint,
     in_child,
     in_ranks,
     newest_state,
     only_version,
-    run,
     stateful,
 )
-
-TWO = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
+from tests.tasks import tiny
 
 
 def the_error(captured: str) -> str:
@@ -44,26 +48,26 @@ def the_error(captured: str) -> str:
     return line
 
 
-def test_a_disk_that_fills_up_stops_the_run_and_loses_nothing(
-    uninterrupted, tmp_path, monkeypatch, capfd
-):
-    """From step 3 on the kernel refuses to write more than a few bytes into any file."""
+def test_a_disk_that_fills_up_stops_the_run_and_loses_nothing(tmp_path, monkeypatch, capfd):
+    """From step 2 on the kernel refuses to write more than a few bytes into any file.
+
+    What is left is what a killed run leaves, which is resumed in `test_resume.py`.
+    """
 
     def limit(_):
         resource.setrlimit(resource.RLIMIT_FSIZE, (8192, resource.RLIM_INFINITY))
 
     with monkeypatch.context() as context:
-        at_micro_batch(context, 5, limit)
-        assert in_child(lambda: main(stateful("fit", tmp_path))) == 2
+        at_micro_batch(context, 3, limit)
+        often = stateful("fit", tmp_path, "--run.checkpoint_every", "1")
+        assert in_child(lambda: main(often)) == 2
     line = the_error(capfd.readouterr().err)
-    assert re.search(r"cannot write checkpoint .*-00000004.ckpt: .*File too large", line), line
+    assert re.search(r"cannot write checkpoint .*-00000002.ckpt: .*File too large", line), line
     assert "--run.root" in line
     folder = only_version(tmp_path) / "checkpoints"
-    assert [step_of(path) for path in list_checkpoints(folder, "step")] == [2]
-    assert load_checkpoint(list_checkpoints(folder, "step")[0])["global_step"] == 2
+    assert [step_of(path) for path in list_checkpoints(folder, "step")] == [1]
+    assert load_checkpoint(list_checkpoints(folder, "step")[0])["global_step"] == 1
     assert not list(folder.glob(".*"))  # no half file is left behind
-    run(stateful("fit", tmp_path, "--ckpt_path", "last"))
-    assert fingerprint(only_version(tmp_path)) == fingerprint(uninterrupted)
 
 
 NEW_MOUNTS = 0x20000  # CLONE_NEWNS of unshare(2)
@@ -176,21 +180,29 @@ def test_a_device_that_is_not_there(capsys, options, expected):
 @pytest.mark.usefixtures("quick_heartbeats")
 def test_a_gradient_of_one_rank_stops_all_before_the_update(tmp_path, monkeypatch, capfd):
     """NaN enters the backward pass of rank 1; both ranks stop with unchanged weights."""
+    folder = tmp_path / "checkpoints"
     loss = SequenceClassifier.batch_loss
 
     def poisoned(self, batch):
         value = loss(self, batch)
-        if self.global_rank == 1 and self.trainer.global_step == 2:
+        if self.global_rank == 1 and self.trainer.global_step == 1:
             value.register_hook(lambda gradient: gradient * float("nan"))
         return value
 
     monkeypatch.setattr(SequenceClassifier, "batch_loss", poisoned)
-    work = arguments("fit", tmp_path, *TWO, "--run.checkpoint_every", "1")
-    assert in_ranks(lambda: main(work), timeout=100) == [1, 1]
+
+    def train() -> None:
+        callbacks = [Heartbeats(), RunCheckpoint(folder, every_n_steps=1)]
+        plugins = [CheckedCheckpointIO()]
+        two = {"devices": 2, "strategy": "ddp", "enable_checkpointing": True}
+        trainer = tiny.trainer(3, callbacks=callbacks, plugins=plugins, **two)
+        trainer.fit(tiny.task(), tiny.data())
+
+    assert in_ranks(lambda: cli_errors.exit_status(train), timeout=100) == [1, 1]
     told = capfd.readouterr().err
     for prefix in ("error", "error on rank 1"):
-        assert re.search(rf"{prefix}: a gradient is not finite at step 2: first bad param", told)
+        assert re.search(rf"{prefix}: a gradient is not finite at step 1: first bad param", told)
     assert "samples " in told
-    state = newest_state(only_version(tmp_path))
-    assert state["global_step"] == 2
+    state = newest_state(tmp_path)
+    assert state["global_step"] == 1
     assert all(tensor.isfinite().all() for tensor in state["state_dict"].values())

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import signal
 import threading
 import time
 from types import SimpleNamespace
 
+import lightning.pytorch as pl
 import pytest
 import torch.distributed as dist
 
 from lit_probattn.cli.app import main
-from lit_probattn.training.peers import Peers, is_lost_contact
-from tests.support.runs import arguments, at_micro_batch, in_ranks, kill_me
+from lit_probattn.cli.errors import exit_status
+from lit_probattn.training.callbacks import FinalValidation
+from lit_probattn.training.peers import Heartbeats, Peers, is_lost_contact
+from lit_probattn.training.preemption import StopSignals
+from lit_probattn.training.saving import RunCheckpoint
+from tests.support.runs import arguments, at_micro_batch, in_ranks, kill_me, run
+from tests.tasks import tiny
 
 TWO = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
 INTERVAL = 0.05
@@ -102,13 +109,31 @@ def test_other_errors_are_not_taken_for_lost_contact():
 
 
 @pytest.mark.usefixtures("quick_heartbeats")
-def test_a_killed_rank_ends_the_other_with_its_name(tmp_path, monkeypatch, capfd):
-    at_micro_batch(monkeypatch, 5, kill_me, rank=1)
+def test_a_killed_rank_ends_the_other_with_its_name(monkeypatch, capfd):
+    at_micro_batch(monkeypatch, 3, kill_me, rank=1)
     begin = time.monotonic()
-    codes = in_ranks(lambda: main(arguments("fit", tmp_path, *TWO)), timeout=60)
+
+    def train() -> None:
+        two = {"devices": 2, "strategy": "ddp", "callbacks": [Heartbeats()]}
+        tiny.trainer(8, **two).fit(tiny.task(), tiny.data())
+
+    codes = in_ranks(lambda: exit_status(train), timeout=60)
     assert codes == [1, -signal.SIGKILL]
     assert time.monotonic() - begin < 60
     assert re.search(r"error: rank 1 \(.*at micro-batch \d+\) died", capfd.readouterr().err)
+
+
+def test_a_training_of_the_command_line_has_heartbeats(tmp_path, monkeypatch):
+    """And answers signals, and saves: what the trainings of two ranks here and elsewhere add."""
+    found: set[type] = set()
+
+    @functools.wraps(pl.Trainer.fit)  # the command line reads its arguments
+    def note(self, *_, **__):
+        found.update(map(type, self.callbacks))
+
+    monkeypatch.setattr(pl.Trainer, "fit", note)
+    run(arguments("fit", tmp_path))
+    assert {Heartbeats, StopSignals, FinalValidation, RunCheckpoint} <= found
 
 
 @pytest.mark.slow

@@ -7,13 +7,21 @@ import os
 import signal
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from lit_probattn.attention import Attention, MGKAttention
 from lit_probattn.cli.app import main
 from lit_probattn.cli.errors import exit_status
-from lit_probattn.training.checkpoints import list_checkpoints
+from lit_probattn.training.callbacks import FinalValidation
+from lit_probattn.training.checkpoints import (
+    CheckedCheckpointIO,
+    checkpoint_path,
+    list_checkpoints,
+)
+from lit_probattn.training.logs import RunCSVLogger
 from lit_probattn.training.preemption import (
     Preempted,
     StopSignals,
@@ -37,8 +45,8 @@ from tests.support.runs import (
     send,
     stateful,
 )
+from tests.tasks import tiny
 
-TWO = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
 SLURM = {
     **{"SLURM_JOB_ID": "4711", "SLURM_JOB_NAME": "listops", "SLURM_NTASKS": "1"},
     **{"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NNODES": "1"},
@@ -63,15 +71,17 @@ def assert_equal_runs(resumed, expected):
 @pytest.mark.parametrize(
     "interrupt",
     [
-        pytest.param(
-            lambda patch: at_micro_batch(patch, 6, send(signal.SIGTERM)), id="validation-next"
+        pytest.param(  # by SLURM's signal: below
+            lambda patch: at_micro_batch(patch, 6, send(signal.SIGTERM)),
+            id="validation-next",
+            marks=pytest.mark.slow,
         ),
         # Without a training: the last test here; in a test split: curves/test_test_scores.py
         pytest.param(signal_in_validation, id="in-validation", marks=pytest.mark.slow),
     ],
 )
 def test_sigterm_saves_this_step_and_ends(uninterrupted, tmp_path, monkeypatch, capfd, interrupt):
-    """A step that is saved in the middle of an interval is resumed by SLURM's test below."""
+    """A step that is saved in the middle of an interval is resumed by two ranks below."""
     with monkeypatch.context() as context:
         interrupt(context)
         assert in_child(lambda: main(command(tmp_path))) == 128 + signal.SIGTERM
@@ -84,24 +94,23 @@ def test_sigterm_saves_this_step_and_ends(uninterrupted, tmp_path, monkeypatch, 
 
 
 def test_ctrl_c_saves_this_step_and_ends(tmp_path, monkeypatch, capfd):
-    """SLURM's checkpoint of this step is resumed below."""
-    at_micro_batch(monkeypatch, 4, send(signal.SIGINT))
+    at_micro_batch(monkeypatch, 0, send(signal.SIGINT))
     assert in_child(lambda: main(command(tmp_path))) == 130
     told = capfd.readouterr()
-    assert "stopped by SIGINT after step 3; saved" in told.out
+    assert "stopped by SIGINT after step 1; saved" in told.out
     assert told.err.count("SIGINT: saving at the next optimiser step") == 1
     newest = list_checkpoints(only_version(tmp_path) / "checkpoints", "step")[0]
-    assert newest.name == "step-00000003.ckpt"
-    assert newest_state(only_version(tmp_path))["global_step"] == 3
+    assert newest.name == "step-00000001.ckpt"
+    assert newest_state(only_version(tmp_path))["global_step"] == 1
 
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path, monkeypatch):
     interrupt = send(signal.SIGINT)
-    at_micro_batch(monkeypatch, 6, lambda task: [interrupt(task) for _ in range(2)])
-    assert in_child(lambda: main(command(tmp_path))) == -signal.SIGINT
-    assert list_checkpoints(only_version(tmp_path) / "checkpoints", "step")[0].name == (
-        "step-00000002.ckpt"
-    )
+    at_micro_batch(monkeypatch, 3, lambda task: [interrupt(task) for _ in range(2)])
+    often = command(tmp_path, "--run.checkpoint_every", "1")
+    assert in_child(lambda: main(often)) == -signal.SIGINT
+    (saved,) = list_checkpoints(only_version(tmp_path) / "checkpoints", "step")
+    assert saved.name == "step-00000001.ckpt"
 
 
 def test_ctrl_c_before_training_is_one_line(capsys):
@@ -113,33 +122,55 @@ def test_ctrl_c_before_training_is_one_line(capsys):
 
 
 @pytest.mark.parametrize(
-    ("interrupt", "step"),
+    ("interrupt", "step", "last"),
     [
         pytest.param(
-            lambda patch: at_micro_batch(patch, 4, send(signal.SIGTERM), rank=1), 3, id="training"
+            lambda patch: at_micro_batch(patch, 4, send(signal.SIGTERM), rank=1),
+            3,
+            5,
+            id="training",
         ),
         pytest.param(
             lambda patch: signal_in_validation(patch, rank=1),
             4,
+            6,
             id="validation",
             marks=pytest.mark.slow,
         ),
     ],
 )
-def test_sigterm_on_one_rank_ends_both_at_the_same_step(tmp_path, monkeypatch, interrupt, step):
+def test_sigterm_on_one_rank_ends_both_at_the_same_step(
+    tmp_path, monkeypatch, interrupt, step, last
+):
     """And both go on as if nothing had ended them."""
     quiet, interrupted = tmp_path / "quiet", tmp_path / "interrupted"
-    for folder in (quiet, interrupted):
-        folder.mkdir()
-    assert in_ranks(lambda: main(command(quiet, *TWO))) == [0, 0]
+    assert in_ranks(lambda: train_a_rank(quiet, last)) == [0, 0]
     with monkeypatch.context() as context:
         interrupt(context)
-        codes = in_ranks(lambda: main(command(interrupted, *TWO)), timeout=60)
+        codes = in_ranks(lambda: train_a_rank(interrupted, last), timeout=60)
     assert codes == [128 + signal.SIGTERM] * 2
-    assert newest_state(only_version(interrupted))["global_step"] == step
-    resume = command(interrupted, *TWO, "--ckpt_path", "auto")
-    assert in_ranks(lambda: main(resume)) == [0, 0]
-    assert_equal_runs(only_version(interrupted), only_version(quiet))
+    assert newest_state(interrupted)["global_step"] == step
+    assert in_ranks(lambda: train_a_rank(interrupted, last, resumed=step)) == [0, 0]
+    assert_equal_runs(interrupted, quiet)
+
+
+def train_a_rank(version: Path, last: int, resumed: int | None = None) -> int:
+    """Train as one of two ranks like `stateful`, without a configuration; return the status."""
+    folder = version / "checkpoints"
+    signals, logger = StopSignals(), RunCSVLogger(version, resumed or 0)
+    if resumed is not None and os.environ["RANK"] == "0":
+        logger.load()
+    callbacks = [signals, FinalValidation(), RunCheckpoint(folder, every_n_steps=2)]
+    every = {"accumulate_grad_batches": 2, "val_check_interval": 8, "log_every_n_steps": 1}
+    two = {"devices": 2, "strategy": "ddp", "plugins": [CheckedCheckpointIO()], "logger": logger}
+    trainer = tiny.trainer(last, callbacks=callbacks, enable_checkpointing=True, **two, **every)
+    start = None if resumed is None else checkpoint_path(folder, "step", resumed)
+    task = tiny.task(mgk, dropout=0.1, warmup_steps=2)
+    return exit_status(lambda: trainer.fit(task, tiny.data(), ckpt_path=start))
+
+
+def mgk(embed_dim: int, head_dim: int, **options: Any) -> Attention:
+    return MGKAttention(embed_dim, 2, head_dim=head_dim, dropout=0.2, e_step="soft", **options)
 
 
 @pytest.fixture
@@ -157,20 +188,26 @@ def scontrol(tmp_path, monkeypatch):
 def test_slurm_requeues_into_the_same_run_folder(
     uninterrupted, tmp_path, monkeypatch, scontrol, capfd
 ):
+    """After a step that is followed by a validation, which the second start makes."""
     for name, value in SLURM.items():
         monkeypatch.setenv(name, value)
     with monkeypatch.context() as context:
-        at_micro_batch(context, 4, send(signal.SIGUSR1))
+        at_micro_batch(context, 6, send(signal.SIGUSR1))
         assert in_child(lambda: main(command(tmp_path))) == 128 + signal.SIGUSR1
     assert scontrol.read_text(encoding="utf-8").splitlines() == ["requeue 4711"]
-    assert "requeued job 4711" in capfd.readouterr().out
+    told = capfd.readouterr().out
+    assert "requeued job 4711" in told
+    assert "stopped by SIGUSR1 after step 4; saved" in told
+    version = only_version(tmp_path)
+    assert newest_state(version)["global_step"] == 4
+    assert not any(row.get("val/accuracy") for row in metrics(version)), "it ends there"
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     assert in_child(lambda: main(command(tmp_path))) == 0  # the same command, as SLURM runs it
-    version = only_version(tmp_path)
+    assert only_version(tmp_path) == version
     assert_equal_runs(version, uninterrupted)
     first, second = json.loads((version / "versions.json").read_text(encoding="utf-8"))["starts"]
     assert first["job"] == second["job"] == "slurm 4711"
-    assert second["checkpoint"].endswith("step-00000003.ckpt")
+    assert second["checkpoint"].endswith("step-00000004.ckpt")
     assert not list(Path.cwd().glob("hpc_ckpt*"))
 
 

@@ -117,7 +117,7 @@ def retrieval(command: str, folder: Path, data: str, *more: str) -> list[str]:
     task = str(ROOT / "configs/tasks/tiny/lra_retrieval.yaml")
     files = ["--config", task, "--config", write_attention(folder)]
     place = ["--run.root", str(folder / "runs"), "--data.init_args.data_dir", str(folder / data)]
-    short = ["--trainer.max_steps", "2", "--trainer.enable_progress_bar", "false"]
+    short = ["--trainer.max_steps", "1", "--trainer.enable_progress_bar", "false"]
     one = ["--trainer.accelerator", "cpu", "--trainer.devices", "1"]
     return [command, *files, *place, *short, *one, *more]
 
@@ -134,7 +134,7 @@ def test_a_run_does_not_go_on_with_other_files(tmp_path, capsys):
     capsys.readouterr()
     run(retrieval("test", tmp_path, "b", "--ckpt_path", "last"))
     assert "differs from" in capsys.readouterr().out
-    (report,) = first.glob("test-step-00000002-*.json")
+    (report,) = first.glob("test-step-00000001-*.json")
     assert json.loads(report.read_text(encoding="utf-8"))["differs_from_run"] == {
         "data file new_aan_pairs.train.tsv": "changed"
     }

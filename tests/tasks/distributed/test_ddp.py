@@ -32,10 +32,11 @@ from tests.support.runs import (
 )
 
 TWO = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
-# Validations after steps 4 and 8.
+# Validations after steps 2 and 4.
 EVERY_STEP = (
     *("--trainer.log_every_n_steps", "1"),
-    *("--trainer.max_steps", "8", "--trainer.val_check_interval", "4"),
+    *("--trainer.max_steps", "4", "--trainer.val_check_interval", "2"),
+    *("--run.checkpoint_every", "2"),
 )
 NO_DROPOUT = ("--model.init_args.dropout", "0.0")  # torch's dropout differs by rank
 
@@ -62,7 +63,7 @@ def two_processes(tmp_path_factory):
 
 def assert_same_training(one, two):
     rows_one, rows_two = metrics(only_version(one)), metrics(only_version(two))
-    assert len(rows_one) == len(rows_two) == 8
+    assert len(rows_one) == len(rows_two) == 4
     for first, second in zip(rows_one, rows_two, strict=True):
         assert float(second["train/loss"]) == pytest.approx(float(first["train/loss"]), rel=2e-5)
         assert second["val/accuracy"] == first["val/accuracy"]
@@ -79,7 +80,7 @@ def test_two_processes_train_like_one(one_process, two_processes):
     assert_same_training(one_process, two_processes)
 
 
-ACCUMULATED = ("--trainer.accumulate_grad_batches", "2", "--trainer.val_check_interval", "8")
+ACCUMULATED = ("--trainer.accumulate_grad_batches", "2", "--trainer.val_check_interval", "4")
 
 
 def test_accumulation_trains_like_one_batch(one_process, tmp_path):
@@ -136,7 +137,7 @@ def test_evaluation_is_exact_for_two_processes(one_process, split):
     for more in ((), TWO):
         work = command(one_process, "--ckpt_path", "last", *more, name=split)
         assert set(in_ranks(lambda work=work: main(work), 2 if more else 1)) == {0}
-        path = only_version(one_process) / f"{split}-step-00000008.json"
+        path = only_version(one_process) / f"{split}-step-00000004.json"
         values.append(json.loads(path.read_text(encoding="utf-8")))
         path.unlink()
     assert [value["num_samples"] for value in values] == [21, 21]
@@ -157,7 +158,7 @@ def test_nan_on_one_rank_stops_both(tmp_path, monkeypatch, capfd):
         return loss(self, batch) * (float("nan") if bad else 1.0)
 
     monkeypatch.setattr(SequenceClassifier, "batch_loss", poisoned)
-    work = command(tmp_path, *TWO, "--run.checkpoint_every", "2")
+    work = command(tmp_path, *TWO)
     assert in_ranks(lambda: main(work), timeout=60) == [1, 1]
     told = capfd.readouterr().err
     for prefix in ("error", "error on rank 1"):
@@ -171,7 +172,7 @@ def test_killed_rank_and_resume_with_two_processes(two_processes, tmp_path, monk
     train = SequenceClassifier.training_step
 
     def step(self, batch, batch_idx):
-        if batch_idx == 6 and self.global_rank == 1:
+        if batch_idx == 3 and self.global_rank == 1:
             kill_me()
         return train(self, batch, batch_idx)
 
@@ -190,7 +191,7 @@ def test_predictions_of_two_processes_are_those_of_one(one_process):
     for more in ((), TWO):
         work = command(one_process, "--ckpt_path", "last", *more, name="predict")
         assert set(in_ranks(lambda work=work: main(work), 2 if more else 1)) == {0}
-        path = only_version(one_process) / "predictions-step-00000008.parquet"
+        path = only_version(one_process) / "predictions-step-00000004.parquet"
         tables.append(pd.read_parquet(path))
         path.unlink()
     assert tables[0]["sample_id"].tolist() == list(range(21))

@@ -83,12 +83,12 @@ TRIALS = {
         "tiny/translation", lambda folder: _files(text)(folder)[:2], ATTENTION_DROPOUT
     ),
 }
-# Validations after steps 2 and 4.
-LENGTH = ("--trainer.max_steps", "4", "--trainer.val_check_interval", "2")
+# Validations after steps 1 and 2.
+LENGTH = ("--trainer.max_steps", "2", "--trainer.val_check_interval", "1")
 LAYOUTS = {
-    "accumulation": two_parts(4),
+    "accumulation": two_parts(2),
     "processes": TWO_PROCESSES,
-    "both": (*two_parts(4), *TWO_PROCESSES),
+    "both": (*two_parts(2), *TWO_PROCESSES),
 }
 # A loss whose weights are known at the end of a step only. Means over samples are compared in
 # `test_ddp.py`, weights that the data know and scores of all tasks in `test_simulated.py`.
@@ -130,7 +130,7 @@ def test_layouts_train_alike(whole, tmp_path_factory, name, layout):
     more = (*LENGTH, *NO_DROPOUT, *DOUBLE, *LAYOUTS[layout])
     other = TRIALS[name].trained(tmp_path_factory, *more)
     rows = [metrics(only_version(folder)) for folder in (whole(name), other)]
-    assert len(rows[0]) == len(rows[1]) == 4
+    assert len(rows[0]) == len(rows[1]) == 2
     logged = {"train/loss"} | LOGGED[name]
     for key in logged:
         assert any(row[key] for row in rows[0]), key
@@ -157,7 +157,7 @@ def test_two_processes_score_and_predict_like_one(whole, name):
             flags = (*LENGTH, *NO_DROPOUT, *DOUBLE, "--ckpt_path", "last", *more)
             work = TRIALS[name].command(folder, *flags, name=command)
             assert set(in_ranks(lambda work=work: main(work), 2 if more else 1)) == {0}
-        (path,) = only_version(folder).glob("test-step-*4.json")
+        (path,) = only_version(folder).glob("test-step-*2.json")
         report, tables = json.loads(path.read_text(encoding="utf-8")), []
         path.unlink()
         for path in only_version(folder).glob("predictions-*.parquet"):
@@ -184,10 +184,10 @@ def test_two_processes_score_and_predict_like_one(whole, name):
 
 def test_resumed_equals_uninterrupted(tmp_path_factory, tmp_path):
     """With dropout; the third validation plays episodes, two of them before the checkpoint."""
-    more = (*two_parts(4), "--model.init_args.val_every", "3", "--trainer.max_steps", "6")
-    more += ("--run.checkpoint_every", "2")
+    more = (*two_parts(2), "--model.init_args.val_every", "3", "--trainer.max_steps", "3")
+    more += ("--run.checkpoint_every", "1")
     uninterrupted = only_version(TRIALS["d4rl"].trained(tmp_path_factory, *more))
-    resumed = TRIALS["d4rl"].resumed(uninterrupted, 4, tmp_path, *more)
+    resumed = TRIALS["d4rl"].resumed(uninterrupted, 2, tmp_path, *more)
     assert fingerprint(resumed) == fingerprint(uninterrupted)
     assert metrics(resumed) == metrics(uninterrupted)
     assert sum(bool(row["val/score"]) for row in metrics(resumed)) == 1

@@ -34,7 +34,7 @@ TWO = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
 PARITY = ("--data.init_args.parity_eval", str(BATCHES))
 # Validations after steps 2, 4, 6 and, out of turn, 7.
 LENGTH = ("--trainer.max_steps", "7", "--trainer.val_check_interval", "2")
-SHORT = ("--trainer.max_steps", "2")
+TESTED = ("--run.test_during_training", "all")
 
 
 def command(folder: Path, *more: str, name: str = "fit") -> list[str]:
@@ -45,7 +45,7 @@ def command(folder: Path, *more: str, name: str = "fit") -> list[str]:
     if "--trainer.devices" not in more:
         place += ["--trainer.devices", "1"]
     quiet = ["--trainer.enable_progress_bar", "false", "--model.init_args.lr", "0.01"]
-    return [name, *files, *place, *quiet, *LENGTH, *PARITY, *more]
+    return [name, *files, *place, *quiet, *LENGTH, *PARITY, *TESTED, *more]
 
 
 def stream() -> Iterator[int]:
@@ -114,15 +114,16 @@ def mean_of_batches(rows: list[tuple[int, bool]]) -> float:
 
 @pytest.mark.parametrize("rows", ["their batches", "other rows at a time"])
 def test_validations_see_the_samples_of_the_oracle_and_say_its_number(tmp_path, whole, rows):
-    folder, seen = whole
+    (folder, seen), steps = whole, (2, 4, 6, 7)
     if rows == "other rows at a time":
-        folder = tmp_path
+        folder, steps = tmp_path, (2, 4)
+        other = ("--data.init_args.eval_batch_size", "5", "--trainer.max_steps", "4")
         with recorded() as seen:
-            run(command(folder, "--data.init_args.eval_batch_size", "5"))
+            run(command(folder, *other, "--run.test_during_training", "null"))
     expected = oracle(4)
     logged = {row["step"]: row for row in metrics(only_version(folder)) if row["val/accuracy"]}
-    assert list(logged) == ["2", "4", "6", "7"]
-    for number, step in enumerate((2, 4, 6, 7)):
+    assert list(logged) == [str(step) for step in steps]
+    for number, step in enumerate(steps):
         found = seen["val", step]
         assert [sample for sample, _ in found] == [i for part in expected[number] for i in part]
         told = float(logged[str(step)]["val/accuracy"])
@@ -130,13 +131,12 @@ def test_validations_see_the_samples_of_the_oracle_and_say_its_number(tmp_path, 
     assert sorted(seen["val", 2] + seen["val", 4])[0] != sorted(seen["val", 4])  # it moves on
 
 
-def test_the_incomplete_last_batch_of_the_test_split_is_left_out(tmp_path, seen):
+def test_the_incomplete_last_batch_of_the_test_split_is_left_out(whole, seen):
     """42 samples: 5 batches of 8, during training, and at the end."""
-    run(command(tmp_path, *SHORT, "--run.test_during_training", "all"))
-    run(command(tmp_path, *SHORT, "--ckpt_path", "last", name="test"))
-    (path,) = only_version(tmp_path).glob("test-*.json")
-    told = json.loads(path.read_text(encoding="utf-8"))
-    during, found = seen["test", 2], seen["test", 0]  # the command counts no steps
+    folder, trained = whole
+    run(command(folder, "--ckpt_path", "last", name="test"))
+    told = json.loads((only_version(folder) / "test-step-00000007.json").read_text())
+    during, found = trained["test", 7], seen["test", 0]  # the command counts no steps
     assert during == found
     assert [sample for sample, _ in found] == list(range(40))
     assert told["num_samples"] == 40
@@ -149,7 +149,7 @@ def test_without_it_whole_splits_are_scored_and_nothing_is_said(whole, seen):
     without = ("--data.init_args.parity_eval", "null", "--ckpt_path", "last")
     run(command(folder, *without, name="test"))
     assert [sample for sample, _ in seen["test", 0]] == list(range(42))
-    (path,) = only_version(folder).glob("test-*.json")
+    (path,) = only_version(folder).glob("test-step-00000007-*.json")
     told = json.loads(path.read_text(encoding="utf-8"))
     assert told["num_samples"] == 42
     assert "parity_eval" not in told

@@ -16,6 +16,7 @@ from lit_probattn.base.errors import ConfigError
 from lit_probattn.cli.app import main
 from lit_probattn.tasks import SequenceClassifier
 from lit_probattn.training.evaluation import TestScores as Scores
+from lit_probattn.training.logs import RunCSVLogger
 from lit_probattn.training.run_folder import RunSettings
 from lit_probattn.training.run_record import read_starts
 from lit_probattn.training.saving import reject_test_monitors
@@ -38,7 +39,6 @@ from tests.tasks.distributed.layouts import Trial
 from tests.tasks.tiny import data, task, trainer
 
 ALL = ("--run.test_during_training", "all")
-TWO = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
 ONE_VALIDATION = ("--trainer.max_steps", "2", "--trainer.val_check_interval", "2")
 
 
@@ -87,14 +87,15 @@ def test_a_row_has_what_the_command_test_says_of_that_step(scored, capsys):
     assert told["test_during_training"] == "all"
 
 
-def test_a_number_of_batches_is_the_beginning_of_the_split(tmp_path, capsys):
-    part = (*ONE_VALIDATION, "--run.test_during_training", "1")
-    run(command(tmp_path, *part))
-    row = of_test(metrics(only_version(tmp_path))[-1])
-    told = final_scores(tmp_path, capsys, "last", *part, "--trainer.limit_test_batches", "1")
-    assert told["num_samples"] == 4
-    assert float(row["test/loss"]) == pytest.approx(told["test/loss"], rel=1e-6)
-    assert told["test_during_training"] == 1
+def test_a_number_of_batches_is_the_beginning_of_the_split():
+    made = task()
+    during = trainer(2, val_check_interval=2, callbacks=[Scores(1)])
+    during.fit(made, data())
+    assert Scores.asked_of(during) == 1
+    row = during.callback_metrics["test/loss"].item()
+    for limit, is_same in ((1, True), (2, False)):
+        (told,) = trainer(limit_test_batches=limit).test(made, data(), verbose=False)
+        assert (row == pytest.approx(told["test/loss"], rel=1e-6)) == is_same
 
 
 # ---- ends and layouts --------------------------------------------------------------------------
@@ -124,16 +125,17 @@ def test_a_run_that_ends_within_the_test_split_goes_on_with_the_same_rows(
 
 def test_two_processes_log_what_one_does(tmp_path):
     """21 samples: the second process has a row that only fills up."""
-    quiet = ("--model.init_args.dropout", "0.0")  # torch's dropout differs by rank
-    rows = []
-    for count, accumulation, more in ((1, "2", ()), (2, "1", TWO)):
-        folder = tmp_path / str(count)
-        folder.mkdir()
-        steps = ("--trainer.max_steps", "1", "--trainer.accumulate_grad_batches", accumulation)
-        work = command(folder, *ALL, *quiet, *steps, *more)
-        assert set(in_ranks(lambda work=work: main(work), count)) == {0}
-        rows.append([of_test(row) for row in metrics(only_version(folder)) if of_test(row)])
-    ((one,), (two,)) = rows
+
+    def work(count: int) -> int:
+        layout = {"devices": count, "strategy": "ddp" if count == 2 else "auto"}
+        logger = RunCSVLogger(tmp_path / str(count), 0)
+        made = trainer(1, val_check_interval=1, callbacks=[Scores("all")], logger=logger, **layout)
+        made.fit(task(), data())
+        return 0
+
+    assert (work(1), in_ranks(lambda: work(2))) == (0, [0, 0])
+    found = [[of_test(row) for row in metrics(tmp_path / name)] for name in ("1", "2")]
+    (one,), (two,) = ([row for row in rows if row] for rows in found)
     assert two["test/accuracy"] == one["test/accuracy"]
     assert float(two["test/loss"]) == pytest.approx(float(one["test/loss"]), rel=1e-5)
 
@@ -208,7 +210,8 @@ def test_a_run_does_not_end_by_it(tmp_path, capsys):
     path.write_text(
         f"trainer: {{callbacks: [{{class_path: {name}, init_args: {{monitor: test/accuracy}}}}]}}"
     )
-    line = error_of(command(tmp_path, *ALL, "--config", str(path)), capsys)
+    part = ("--run.test_during_training", "2")
+    line = error_of(command(tmp_path, *part, "--config", str(path)), capsys)
     told = "the monitor of {} in trainer.callbacks, test/accuracy would select by"
     assert told.format("EarlyStopping") in line
     assert "such as val/accuracy" in line
