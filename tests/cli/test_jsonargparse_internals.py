@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Literal
 
 import pytest
-from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
+from jsonargparse import ArgumentParser
 from jsonargparse._parameter_resolvers import get_signature_parameters
 from jsonargparse._postponed_annotations import TypeCheckingVisitor
 
@@ -188,39 +188,6 @@ def test_configuration_files_are_read_as_utf8_in_every_locale(monkeypatch):
     check_arguments(["fit", "--task", "tiny/lra_text", "--attention", "smgk"])
     assert encodings
     assert set(encodings.values()) == {"utf-8"}
-
-
-def test_what_tests_spare_is_what_the_library_returns():
-    """`tests/cli/sparing.py`, on a parser with commands and groups, and on its keys."""
-    made, outer = parser(), RunParser()
-    made.add_argument("--from_file", action=ActionConfigFile)
-    outer.add_subcommands().add_subcommand("run", made)
-    known = [action.dest for action in made._actions]
-    known += [word.removeprefix("--") for action in made._actions for word in action.option_strings]
-    unknown = ["", "numbe", "group.coun", "inner.init_args", "run", "x.y"]
-    kinds = {type(action) for action in made._actions}
-    assert len(kinds) > 4
-    for dest in (*known, *unknown):
-        for exclude in (None, sparing._LATER, *kinds):
-            assert sparing.find_action(made, dest, exclude) == sparing.slow_find(
-                made, dest, exclude
-            )
-        inside = f"run.{dest}"
-        assert sparing.find_action(outer, inside) == sparing.slow_find(outer, inside)
-    namespace = Namespace(a=1, b=Namespace(c=2))
-    for key in ("a", "b", "b.c", "d", "d.e", "items", "a.items"):
-        assert sparing.parse_key(namespace, key) == sparing.slow_parse_key(namespace, key)
-    nested = Namespace(a=[Namespace(keys=1), {"b.c": Namespace(d=2)}], keys=namespace, e={"f": 3})
-    for skipped in (None, ["b", "keys"]):
-        copy = sparing.branches(nested, skipped)
-        assert copy == sparing.slow_branches(nested, skipped)
-        assert copy.a is not nested.a
-        assert copy.a[0] is not nested.a[0]
-    for kind in (int, Inner, int | str, list[int], Literal["a"], AttentionFactory, list, None):
-        assert sparing.origin_of(kind) == sparing.slow_origin(kind)
-    for key in ("", "a b", "a..b", 3):
-        with pytest.raises(KeyError):
-            sparing.parse_key(namespace, key)
 
 
 def test_parameters_that_tests_keep_are_copies():
