@@ -6,11 +6,13 @@ another test forbids private names elsewhere.
 
 from __future__ import annotations
 
+import functools
 import socket
+import sys
 import types
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -60,9 +62,6 @@ CPU_ATTENTION_OPERATORS = (  # forward and backward
 # A context in which an operator is computed without recording its derivative.
 below_autograd = torch._C._AutoDispatchBelowAutograd
 
-# `torch.compiler.disable`, but the compiler is imported at the first call of a function.
-outside_graphs = torch._disable_dynamo
-
 # A context in which neither modes nor tensor subclasses intercept torch's functions.
 outside_functions = torch._C.DisableTorchFunction
 
@@ -100,6 +99,21 @@ open_multi_head_attention = _opened(nn.functional.multi_head_attention_forward)
 def recomputation() -> Any:
     """Return the saved-tensor frame of the innermost checkpoint around a call, or None."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+def outside_graphs(function: _Function) -> _Function:
+    """Act like `torch.compiler.disable`, without importing the compiler, which takes seconds.
+
+    A call before the compiler is imported cannot be inside a graph.
+    """
+    outside = torch._disable_dynamo(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (outside if "torch._dynamo" in sys.modules else function)(*args, **kwargs)
+
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return cast(_Function, call)
 
 
 def constant_in_graphs(function: _Function) -> _Function:

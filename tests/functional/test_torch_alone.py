@@ -69,6 +69,7 @@ used(attention, functional)
 import lit_probattn
 lit_probattn.swap
 print([n for n in asked if n.partition(".")[0] in ("timm", "transformers", "lightning")])
+print("torch._dynamo" in sys.modules)
 """
 
 
@@ -85,7 +86,7 @@ def other_modules():
 
 
 def test_attention_needs_torch_alone_under_any_name(tmp_path):
-    """And `swap` imports no library of models before it gets one."""
+    """And `swap` imports no library of models before it gets one; nothing imports the compiler."""
     target = package.write(tmp_path / "out")
     assert target == tmp_path / "out/build/torch-noarch"
     text = "".join(path.read_text(encoding="utf-8") for path in target.rglob("*.py*"))
@@ -97,7 +98,7 @@ def test_attention_needs_torch_alone_under_any_name(tmp_path):
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    copied, names, values, _, asked = done.stdout.splitlines()
+    copied, names, values, _, asked, has_compiler = done.stdout.splitlines()
     assert values == copied
     packages = re.findall(r"\w+ needs the package (\w+)", values)
     assert packages == ["entmax" for _ in left(["ast"])]
@@ -105,6 +106,7 @@ def test_attention_needs_torch_alone_under_any_name(tmp_path):
     assert re.search(r"'lit_probattn_[0-9a-f]{8}'", names)
     assert "'lit_probattn'" not in names
     assert asked == "[]"
+    assert has_compiler == "False"
 
 
 def test_a_folder_with_files_is_hidden(tmp_path, capsys):
