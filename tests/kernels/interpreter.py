@@ -37,7 +37,7 @@ def members() -> list[tuple[Any, str, Callable[[Any], Any]]]:
 
 
 def _numpy_type(plain: Any) -> Any:
-    """By name, which tells all types apart; the types themselves are not all hashable."""
+    """Key the types by their names, which are unique: not every type is hashable."""
     found: dict[str, Any] = {}
 
     def numpy_type(dtype: Any) -> Any:

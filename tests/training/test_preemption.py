@@ -142,7 +142,7 @@ def test_ctrl_c_before_training_is_one_line(capsys):
 def test_sigterm_on_one_rank_ends_both_at_the_same_step(
     tmp_path, monkeypatch, interrupt, step, last
 ):
-    """And both go on as if nothing had ended them."""
+    """Resumed, they equal uninterrupted ranks; by commands: tasks/distributed/test_ddp.py."""
     quiet, interrupted = tmp_path / "quiet", tmp_path / "interrupted"
     assert in_ranks(lambda: train_a_rank(quiet, last)) == [0, 0]
     with monkeypatch.context() as context:

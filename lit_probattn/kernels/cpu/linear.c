@@ -15,17 +15,9 @@
 #include "vectors.h"
 #include <stdlib.h>
 
-#ifdef DOUBLE
-#define FORWARD linear_forward_double
-#define BACKWARD linear_backward_double
-#define TINY 2.2250738585072014e-308
-#define FAINT 1.4916681462400413e-154
-#else
-#define FORWARD linear_forward_float
-#define BACKWARD linear_backward_float
-#define TINY 1.17549435e-38f
-#define FAINT 1.0842022e-19f
-#endif
+/* The smallest normal number and its root. */
+#define TINY ((real)(sizeof(real) == 8 ? 2.2250738585072014e-308 : 1.1754943508222875e-38))
+#define FAINT ((real)(sizeof(real) == 8 ? 1.4916681462400413e-154 : 1.0842021724855044e-19))
 
 #define MOST 16 /* components */
 #define TALL 48
@@ -354,7 +346,7 @@ static void transpose_state(const Room *m, const real *state, real *to) {
 
 /* Key heads [from, to) of a sample with their groups of query heads, one chunk of all heads after another, because their rows
    are adjacent in memory. */
-int FORWARD(const Call *f, int64_t b, int64_t from, int64_t to) {
+int NAMED(linear_forward)(const Call *f, int64_t b, int64_t from, int64_t to) {
     Room room = {0}, *m = &room;
     if (!room_make(m, f, 0, to - from)) return 1;
     for (int64_t j = 0; j < f->cols && !f->causal; j += TALL)
@@ -437,7 +429,7 @@ static void put_queries(Room *m, const Call *f, int64_t b, int64_t h, int64_t i,
     put_slopes(m, (int)f->row_map, f->grad_query + b * qs[0] + h * qs[1] + i * qs[2], qs[2], m->out, m->rows, count, f->size);
 }
 
-int BACKWARD(const Call *f, int64_t b, int64_t from, int64_t to) {
+int NAMED(linear_backward)(const Call *f, int64_t b, int64_t from, int64_t to) {
     const int64_t last = f->rows ? (f->rows - 1) / TALL * TALL : -1;
     const int keys = f->grad_key || f->grad_prior;
     Room room = {0}, *m = &room;

@@ -25,14 +25,6 @@
 #include "keep.h"
 #include <stdlib.h>
 
-#ifdef DOUBLE
-#define FORWARD tiles_forward_double
-#define BACKWARD tiles_backward_double
-#else
-#define FORWARD tiles_forward_float
-#define BACKWARD tiles_backward_float
-#endif
-
 #define MOST 16 /* components, maps, hidden units */
 #define TALL 48
 #define WIDE 128
@@ -730,7 +722,7 @@ static void put(const Call *f, real *to, int64_t at, long stride, const real *fr
 }
 
 /* Items are (owner, tile of queries). */
-int FORWARD(const Call *f, int64_t from, int64_t to) {
+int NAMED(tiles_forward)(const Call *f, int64_t from, int64_t to) {
     const int64_t H = f->heads, N = f->rows, L = f->cols, E = f->size, V = upto(f->value_size, 16), tiles = (N + TALL - 1) / TALL;
     const int64_t *ks = f->key_strides, *vs = f->value_strides, *os = f->out_strides, offset = L - N;
     const int heads = f->common ? (int)H : 1;
@@ -838,7 +830,7 @@ static void add_bias(const Room *m, const Call *f, int64_t b, int64_t h, int64_t
 
 /* Tiles of keys `first`, `first` + `step`, ... of the heads [from, to) of a sample, or of all heads that share maps.  Keys,
    values and column terms belong only to these heads; gradients of queries and of row terms are this job's. */
-int BACKWARD(const Call *f, int64_t b, int64_t from, int64_t to, int64_t first, int64_t step, int64_t slot) {
+int NAMED(tiles_backward)(const Call *f, int64_t b, int64_t from, int64_t to, int64_t first, int64_t step, int64_t slot) {
     const int64_t H = f->heads, N = f->rows, L = f->cols, E = f->size, K = f->components, R = f->maps;
     const int64_t full = upto(E, 16), V = upto(f->value_size, 16), rows = upto(N, TALL), offset = L - N;
     const int64_t *ks = f->key_strides, *vs = f->value_strides, *gs = f->grad_strides, *qs = f->grad_query_strides;

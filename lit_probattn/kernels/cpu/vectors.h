@@ -48,12 +48,15 @@
 #define ACROSS 2
 #endif
 
+/* NAMED(f): the exported function f of this precision. */
 #ifdef DOUBLE
 typedef double real;
 typedef int64_t whole;
+#define NAMED(function) function##_double
 #else
 typedef float real;
 typedef int32_t whole;
+#define NAMED(function) function##_float
 #endif
 #define VL ((int)(BYTES / sizeof(real)))
 typedef real vec __attribute__((vector_size(BYTES)));

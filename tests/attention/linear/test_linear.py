@@ -18,6 +18,8 @@ from lit_probattn.attention.linear.features import (
     feature_normals,
     orthogonal_projection,
 )
+from lit_probattn.attention.linear.functions import LinearForm, finish
+from lit_probattn.attention.masks import make_masks
 from lit_probattn.kernels.cpu import selftest
 from lit_probattn.randomness import RandomKey
 from tests.attention.linear.oracle import linear_oracle
@@ -295,3 +297,19 @@ def test_the_slope_of_elu_at_zero_is_one_for_transforms_too():
     slope = torch.autograd.grad(total(given := x.clone().requires_grad_()), given)[0]
     torch.testing.assert_close(slope, torch.tensor([-2.0, 0.0, 0.0]).double().exp())
     torch.testing.assert_close(torch.func.grad(total)(x), slope)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_quotients_without_a_sum_are_zero_and_faint_ones_have_no_gradient(dtype):
+    """Between the least number and its root a row keeps its value; a gradient would overflow."""
+    least = torch.finfo(dtype).tiny
+    total = torch.tensor([0.0, least * 10, least**0.5 / 2, 0.5], dtype=dtype)[:, None]
+    numerator = (total * torch.tensor([1.0, 3.0], dtype=dtype)).requires_grad_()
+    total.requires_grad_()
+    found = finish(numerator, total, 8, LinearForm(FeatureMap()), make_masks(1, 1, 4, 4))
+    expected = torch.tensor([[0.0, 0.0], [1.0, 3.0], [1.0, 3.0], [1.0, 3.0]], dtype=dtype)
+    torch.testing.assert_close(found, expected)
+    grads = torch.autograd.grad(found.sum(), (numerator, total))
+    live = torch.tensor([0.0, 0.0, 0.0, 1.0], dtype=dtype)[:, None]
+    assert torch.equal(grads[0], 2.0 * live.expand(4, 2))
+    assert torch.equal(grads[1], -8.0 * live)
