@@ -1,5 +1,6 @@
 """The compiled library is ours and complete before it is loaded; all failures are one error."""
 
+import atexit
 import fcntl
 import os
 import shlex
@@ -15,6 +16,7 @@ import pytest
 
 from lit_probattn.base.errors import UnsupportedError
 from lit_probattn.kernels.cpu import library
+from tests.support.caches import keep_libraries
 from tests.support.forks import Forked
 
 CC = shutil.which("cc") or shutil.which("gcc")
@@ -352,3 +354,20 @@ def test_four_first_starts_at_once_build_one_library(place, tmp_path):
     names = {log.read_text(encoding="utf-8").strip() for log in logs}
     assert [str(p) for p in place.cache.glob("*.so")] == list(names)
     assert place.links() == 1
+
+
+def test_the_next_run_of_the_tests_compiles_nothing_again(tmp_path, monkeypatch):
+    at_exit = []
+    monkeypatch.setattr(
+        atexit, "register", lambda function, *given: at_exit.append((function, given))
+    )
+    kept = tmp_path / "kept"
+    for number in range(5):
+        run = tmp_path / str(number)
+        keep_libraries(run, kept)
+        assert len(list(run.iterdir())) == min(number, 3)
+        (run / f"cpu-{number}.so").write_bytes(b"compiled")
+        os.utime(run / f"cpu-{number}.so", (number, number))
+        function, given = at_exit.pop()
+        function(*given)
+    assert {path.name for path in kept.iterdir()} == {"cpu-2.so", "cpu-3.so", "cpu-4.so"}
