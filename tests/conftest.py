@@ -17,6 +17,7 @@ from profiling.kernels.triton_internals import spare_the_interpreter
 from tests.kernels.interpreter import remember_types
 from tests.support.caches import keep_out_of_the_users_cache
 from tests.support.helpers import PARITY_ROWS, parity_table
+from tests.support.logged import Logged, keep_records
 from tests.support.patching import CheckedMonkeyPatch, spare_drawing
 
 torch.set_num_threads(1)
@@ -122,6 +123,13 @@ def kernels_on_cpu(monkeypatch) -> None:
 def sketches(monkeypatch) -> None:
     """Write white figures of the right size in place of drawing them."""
     spare_drawing(monkeypatch)
+
+
+@pytest.fixture
+def logged() -> Iterator[Logged]:
+    """Keep what the package logs; `caplog` is not loaded, which takes a hundredth of all time."""
+    with keep_records() as records:
+        yield records
 
 
 @pytest.fixture

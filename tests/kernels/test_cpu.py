@@ -308,13 +308,13 @@ def test_auto_takes_the_library_where_it_was_faster(
     assert core.pick(call) == without
 
 
-def test_auto_works_without_a_compiler_and_warns_once(fresh, monkeypatch, caplog):
+def test_auto_works_without_a_compiler_and_warns_once(fresh, monkeypatch, logged):
     monkeypatch.setenv("CC", "no-such-compiler")
     layer, x = MGKAttention(12, 2, head_dim=5, e_step="hard"), torch.randn(2, 7, 12)
     monkeypatch.setattr(layer.core.makes, "name", "hard mgk without a compiler")
     for _ in range(2):
         layer(x).sum().backward()
-    told = [record.message for record in caplog.records if "C library" in record.message]
+    told = [message for message in logged.messages if "C library" in message]
     assert told == [
         "the C library for CPUs cannot find the C compiler CC=no-such-compiler; using torch "
         "operations instead"

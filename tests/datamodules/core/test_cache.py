@@ -105,7 +105,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_damage_is_named_and_repaired(tmp_path: Path, damage, caplog) -> None:
+def test_damage_is_named_and_repaired(tmp_path: Path, damage, logged) -> None:
     ensure_cache(tmp_path, SPEC, build)
     damage(tmp_path / SPEC.name)
     with pytest.raises(DataError, match=DAMAGES[damage]):
@@ -117,7 +117,7 @@ def test_damage_is_named_and_repaired(tmp_path: Path, damage, caplog) -> None:
     assert isinstance(cache.array("a"), np.memmap)
     np.testing.assert_array_equal(cache.array("a"), np.arange(7))
     assert cache.array("b").dtype == np.uint8
-    assert "rebuilding it" in caplog.text
+    assert "rebuilding it" in logged.text
     assert visible(tmp_path) == [SPEC.name]
 
 
@@ -211,7 +211,7 @@ def test_processes_build_once(tmp_path: Path) -> None:
     assert (tmp_path / "built").read_text(encoding="utf-8") == "once "
 
 
-def test_a_process_that_waits_says_for_whom(tmp_path: Path, caplog) -> None:
+def test_a_process_that_waits_says_for_whom(tmp_path: Path, logged) -> None:
     """At once, and in a form that is shown without any set-up of logging."""
     started = tmp_path / "started"
 
@@ -229,9 +229,9 @@ def test_a_process_that_waits_says_for_whom(tmp_path: Path, caplog) -> None:
     Timer(0.2, builder.stdin.close).start()
     ensure_cache(tmp_path / "caches", SPEC, no_build)
     assert builder.wait() == 0
-    (record,) = [record for record in caplog.records if "is being built" in record.message]
+    (record,) = [record for record in logged.records if "is being built" in record.getMessage()]
     assert record.levelno >= logging.WARNING
-    assert f"is being built by process {builder.pid} on " in record.message
+    assert f"is being built by process {builder.pid} on " in record.getMessage()
     assert visible(tmp_path / "caches") == [SPEC.name]
 
 

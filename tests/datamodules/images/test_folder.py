@@ -111,11 +111,11 @@ def test_a_class_may_be_called_as_a_split(tmp_path):
     assert data(folder).classes == ["cat", "freight_train"]
 
 
-def test_folders_beside_those_of_splits_are_named(tmp_path, caplog):
+def test_folders_beside_those_of_splits_are_named(tmp_path, logged):
     write(tmp_path / "train", 20)
     write(tmp_path / "more", 3, 1)
     data(tmp_path)
-    assert "more" in caplog.text
+    assert "more" in logged.text
     (tmp_path / "test").mkdir()
     with pytest.raises(DataError, match=r"test.*no class folders"):
         data(tmp_path)

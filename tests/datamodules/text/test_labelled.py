@@ -76,15 +76,15 @@ def test_every_format_gives_back_what_was_written(tmp_path, ending, options):
     assert all(len(texts_of(made, name)) > 2 for name in ("train", "val", "test"))
 
 
-def test_columns_are_guessed_by_usual_names_and_said_in_one_line(tmp_path, caplog):
+def test_columns_are_guessed_by_usual_names_and_said_in_one_line(tmp_path, logged):
     path = write(tmp_path / "mine.csv", rows(), ("Review", "Sentiment"))
     made = data(path)
-    (line,) = caplog.messages
+    (line,) = logged.messages
     assert "mine.csv: texts from column 'Review', labels from 'Sentiment'" in line
     assert made.notes == [line]
-    caplog.clear()
+    logged.records.clear()
     data(path, text_column="Review", label_column="Sentiment")
-    assert caplog.messages == []
+    assert logged.messages == []
 
 
 def test_the_default_cache_is_that_of_the_folder_with_the_files(tmp_path, monkeypatch):
@@ -205,8 +205,8 @@ def test_a_quote_closed_late_is_in_the_notes_of_the_data(tmp_path):
     assert any("starting at line 6" in note for note in data(path).notes)
 
 
-def test_a_file_of_no_split_is_named(tmp_path, caplog):
+def test_a_file_of_no_split_is_named(tmp_path, logged):
     for seed, name in enumerate(("train", "test", "extra")):
         write(tmp_path / f"{name}.csv", rows(seed=seed))
     data(tmp_path)
-    assert "extra.csv denotes no split" in caplog.text
+    assert "extra.csv denotes no split" in logged.text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections import Counter
 from pathlib import Path
@@ -44,18 +43,17 @@ def test_streams_equal_a_loop_over_lines(folder):
         assert stream(module, split) == made_text.expected_ids(text, module.vocabulary.words)
 
 
-def test_words_outside_a_given_vocabulary_are_counted(tmp_path, caplog):
+def test_words_outside_a_given_vocabulary_are_counted(tmp_path, logged):
     words = tmp_path / "words.txt"
     words.write_text("<unk>\na\n<eos>\n")
     text = made_text.write(tmp_path / "t", train="a b a\n", valid="a\n", test="c d a\n\n")
     module = made_text.data(text, vocab_file=str(words), batch_size=1, segment_len=2)
-    with caplog.at_level(logging.WARNING, "datamodules"):
-        module.setup()
+    module.setup()
     assert stream(module, "train") == [1, 0, 1, 2]
     assert stream(module, "test") == [0, 0, 1, 2, 2]
     assert dict(module.counts.unknown) == {"train": 1, "val": 0, "test": 2}
     assert (
-        "2 of 5 tokens of the test text are missing from the vocabulary of 3 words" in caplog.text
+        "2 of 5 tokens of the test text are missing from the vocabulary of 3 words" in logged.text
     )
 
 
@@ -71,12 +69,11 @@ def test_vocab_size_is_checked_and_known_before_setup(folder):
     assert made_text.data(folder, vocab_size=words + 5).vocab_size == words + 5
 
 
-def test_counts_are_compared_with_the_published_ones(folder, caplog):
+def test_counts_are_compared_with_the_published_ones(folder, logged):
     module = made_text.data(folder, corpus="wikitext-103")
-    with caplog.at_level(logging.WARNING, "datamodules"):
-        module.setup()
+    module.setup()
     tokens = len(stream(module, "train"))
-    assert f"{tokens} tokens of the training text, expected the published 103227021" in caplog.text
+    assert f"{tokens} tokens of the training text, expected the published 103227021" in logged.text
     verdicts = dict(module.compare_sizes())
     assert (
         f"published tokens of the test text: 245569; here {len(stream(module, 'test'))}: "
@@ -225,7 +222,7 @@ def _interrupted(folder: Path, monkeypatch) -> None:
     assert in_child(work) == -9
 
 
-def test_a_killed_tokenisation_goes_on_where_it_was(folder, monkeypatch, caplog):
+def test_a_killed_tokenisation_goes_on_where_it_was(folder, monkeypatch, logged):
     _interrupted(folder, monkeypatch)
     (partial,) = (folder.parent / ".cache").glob(".wikitext103-*.partial")
     state = json.loads((partial / "state.json").read_text(encoding="utf-8"))
@@ -235,9 +232,8 @@ def test_a_killed_tokenisation_goes_on_where_it_was(folder, monkeypatch, caplog)
     encode = Tokens.encode
     monkeypatch.setattr(Tokens, "encode", lambda self, t: read.append(t) or encode(self, t))
     module = made_text.data(folder)
-    with caplog.at_level(logging.WARNING, "datamodules"):
-        module.prepare_data()
-    assert "resuming an interrupted tokenisation" in caplog.text
+    module.prepare_data()
+    assert "resuming an interrupted tokenisation" in logged.text
     text = (folder / "wiki.train.tokens").read_text(encoding="utf-8")
     assert "".join(read).startswith(text[skipped : skipped + 50]), "what was done is not repeated"
     assert stream(module, "train") == made_text.expected_ids(text, module.vocabulary.words)

@@ -82,9 +82,8 @@ def test_repeated_steps_are_dropped_before_training(tmp_path):
     assert load(tmp_path, GOOD, steps_done=4) == ["2", "4"]
 
 
-def test_without_tensorboard_one_line_says_so(tmp_path, monkeypatch, caplog):
+def test_without_tensorboard_one_line_says_so(tmp_path, monkeypatch, logged):
     assert len(tensorboard_logger(tmp_path / "a/0", 0)) == 1
     monkeypatch.setattr("lit_probattn.training.logs.find_spec", lambda name: None)
-    with caplog.at_level("INFO"):
-        assert tensorboard_logger(tmp_path / "a/0", 0) == []
-    assert "pip install 'lit-probattn[tensorboard]'" in caplog.text
+    assert tensorboard_logger(tmp_path / "a/0", 0) == []
+    assert "pip install 'lit-probattn[tensorboard]'" in logged.text
