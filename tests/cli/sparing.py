@@ -13,10 +13,12 @@ from importlib import metadata
 from typing import Any
 
 import yaml
-from jsonargparse import _loaders_dumpers, _optionals, _signatures
+from jsonargparse import _core, _loaders_dumpers, _namespace, _optionals, _signatures, _subcommands
 from lightning.fabric.utilities import registry
 
 slow_dump = _loaders_dumpers.yaml_dump
+slow_find = _subcommands.find_action_and_subcommand
+slow_parse = _namespace.Namespace._parse_key
 
 
 def kept(parameters: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
@@ -38,8 +40,35 @@ def dump(content: Any) -> str:
     return text
 
 
+def found_once(find: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep in each parser which action has a key, until the parser has others."""
+
+    def found(parser: Any, dest: str, exclude: Any = None) -> Any:
+        known = vars(parser).setdefault("_found", {})
+        key = (dest, exclude, *map(id, parser._actions[-1:]), len(parser._actions))
+        if key not in known:
+            known[key] = find(parser, dest, exclude)
+        return known[key]
+
+    return found
+
+
+def parsed_at_once(parse: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a key of one word without looking for what it consists of."""
+
+    def parsed(namespace: Any, key: Any) -> Any:
+        if isinstance(key, str) and key.isidentifier():
+            return _namespace.add_clash_mark(key), namespace, ""
+        return parse(namespace, key)
+
+    return parsed
+
+
 def spare_the_commands() -> None:
     """Let commands of this process, and of those forked from it, begin sooner."""
+    find = found_once(slow_find)
+    _subcommands.find_action_and_subcommand = _core.find_action_and_subcommand = find
+    _namespace.Namespace._parse_key = parsed_at_once(slow_parse)  # type: ignore[method-assign]
     _signatures.get_signature_parameters = kept(_signatures.get_signature_parameters)
     _loaders_dumpers.dumpers["yaml"] = dump
     _optionals.parse_docstring = functools.cache(_optionals.parse_docstring)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from ast import parse
 from collections.abc import Callable
+from itertools import product
 from typing import Literal
 
 import pytest
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, Namespace
 from jsonargparse._parameter_resolvers import get_signature_parameters
 from jsonargparse._postponed_annotations import TypeCheckingVisitor
+from jsonargparse._typehints import ActionTypeHint
 
 from lit_probattn.attention import AttentionFactory
 from lit_probattn.base.errors import ConfigError
@@ -204,3 +206,27 @@ def test_texts_that_tests_write_in_c_are_those_of_python():
         content = read_yaml(path)
         assert sparing.dump(content) == sparing.slow_dump(content), path
     assert sparing.dump(exact) == sparing.slow_dump(exact)
+
+
+def test_actions_that_tests_keep_are_found_anew_in_a_changed_parser():
+    find, made = sparing.found_once(sparing.slow_find), parser()
+    keys = ["number", "group.count", "inner", "inner.size", "later", "help", "group"]
+    for _ in range(2):
+        for key, exclude in product(keys, [None, (ActionTypeHint,)]):
+            assert find(made, key, exclude) == sparing.slow_find(made, key, exclude), key
+        if find(made, "later")[0] is None:
+            made.add_argument("--later", type=int)
+    assert find(made, "later")[0] is made._actions[-1]
+
+
+@pytest.mark.parametrize("key", ["a", "items", "a.b", "items.a", "x.y", "c-d", "", " ", "a.", 3])
+def test_keys_that_tests_read_at_once_are_those_of_the_library(key):
+    def outcome(parse):
+        try:
+            leaf, parent, rest = parse(namespace, key)
+        except KeyError as error:
+            return str(error)
+        return leaf, id(parent), rest
+
+    namespace = Namespace(a=Namespace(b=1))
+    assert outcome(sparing.parsed_at_once(sparing.slow_parse)) == outcome(sparing.slow_parse)
