@@ -83,6 +83,7 @@ def test_two_processes_train_like_one(one_process, two_processes):
 ACCUMULATED = ("--trainer.accumulate_grad_batches", "2", "--trainer.val_check_interval", "4")
 
 
+@pytest.mark.slow  # by a trainer: ../test_sequence_classifier.py
 def test_accumulation_trains_like_one_batch(one_process, tmp_path):
     """Losses and M-step priors: one step of two micro-batches is one step of the whole batch."""
     run(command(tmp_path, *ACCUMULATED))
@@ -186,6 +187,7 @@ def test_killed_rank_and_resume_with_two_processes(two_processes, tmp_path, monk
     assert fingerprint(only_version(tmp_path)) == fingerprint(only_version(two_processes))
 
 
+@pytest.mark.slow  # the table of all ranks: tests/training/test_evaluation.py
 def test_predictions_of_two_processes_are_those_of_one(one_process):
     tables = []
     for more in ((), TWO):
