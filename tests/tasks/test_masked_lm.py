@@ -297,6 +297,7 @@ def test_a_batch_without_hidden_words_has_a_loss():
     assert float(loss) == 0.0
 
 
+@pytest.mark.slow  # what is logged: distributed/test_simulated.py
 def test_a_run_logs_error_loss_and_number_of_masked_tokens(tmp_path):
     folder = made_text.write(tmp_path / "text")
     short = ("--trainer.max_steps", "1", "--trainer.val_check_interval", "1")

@@ -10,8 +10,9 @@ import torch
 
 from lit_probattn.tasks import TextClassifier
 from tests.datamodules.text.fine_tuning import made
+from tests.datamodules.text.fine_tuning.test_pairs import data_of
 from tests.support.runs import metrics, only_version, run
-from tests.tasks.tiny import command, softmax
+from tests.tasks.tiny import command, softmax, trainer
 
 
 @pytest.mark.parametrize("types", [0, 2])
@@ -33,7 +34,16 @@ def test_the_loss_is_that_of_the_model_with_its_types(types):
     torch.testing.assert_close(task.batch_loss(batch), expected, rtol=1e-12, atol=0)
 
 
-def test_mismatched_is_tested_and_predicted(tmp_path):
+def test_mismatched_is_predicted(tmp_path):
+    data = data_of(made.write_mnli(tmp_path / "text"), "mnli")
+    sizes = {"vocab_size": data.vocab_size, "max_seq_len": data.max_seq_len, "mlp_dim": 8}
+    task = TextClassifier(softmax, num_classes=3, embed_dim=8, head_dim=4, num_layers=1, **sizes)
+    found = [x for batch in trainer().predict(task, data) for x in batch["target"].tolist()]
+    assert found == [n % 3 for n in range(200, 209) if n != 201]
+
+
+@pytest.mark.slow  # commands: tests/convert/test_transformers_tuning.py
+def test_mismatched_is_tested_and_predicted_by_commands(tmp_path):
     made.write_mnli(tmp_path / "text", train=48)
     data = {"path": tmp_path / "text", "cache_dir": tmp_path / "cache"}
     short = ("--trainer.max_steps", "2", "--trainer.val_check_interval", "2")
