@@ -151,7 +151,8 @@ def test_it_is_tested_and_predicts_as_it_was_imported(name, theirs):
     assert report["test/loss"] == pytest.approx(float(losses.mean()), rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ONE_OF_EACH)
+@pytest.mark.slow  # from an imported model: test_transformers.py; by --init_from: tests/training
+@pytest.mark.parametrize("name", CLASSES)
 def test_a_training_begins_with_all_its_weights(name, theirs):
     _, folder = theirs(name)
     words = ["--init_from", str(folder / "bert.ckpt"), "--model.init_args.lr", "1e-7"]

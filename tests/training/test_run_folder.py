@@ -96,6 +96,16 @@ def test_last_starts_from_the_newest_of_this_seed_and_never_from_another_seed(tm
         plan(tmp_path, config(seed=2), "last")
 
 
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [("last", "nothing to continue: .*--ckpt_path auto"), ("", "--ckpt_path is empty: ")],
+)
+def test_what_cannot_be_continued_leaves_no_folder_behind(tmp_path, request_, message):
+    with pytest.raises(ConfigError, match=message):
+        plan(tmp_path, config(), request_)
+    assert not list(tmp_path.iterdir())
+
+
 def test_auto_takes_no_weights_of_another_configuration(tmp_path):
     version(tmp_path, 0, config())
     found = plan(tmp_path, config(seed=1), "auto")
