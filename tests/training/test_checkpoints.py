@@ -358,7 +358,7 @@ def test_a_folder_in_the_place_of_a_checkpoint(tmp_path):
         save_checkpoint(content(8), taken)
 
 
-@pytest.mark.slow  # which checkpoint is taken: above
+@pytest.mark.slow  # which checkpoint is taken: test_run_folder.py
 def test_resume_falls_back_to_the_previous_checkpoint(trained, uninterrupted, tmp_path):
     newest = trained / "checkpoints/step-00000006.ckpt"
     newest.write_bytes(newest.read_bytes()[:-100])

@@ -346,6 +346,15 @@ def test_a_damaged_record_is_set_aside(tmp_path, content):
 
 
 @pytest.mark.parametrize("request_", ["last", "auto"])
+def test_a_run_goes_on_from_its_newest_checkpoint_that_is_intact(tmp_path, request_):
+    folder = version(tmp_path, 0, config())
+    (folder / "checkpoints/step-00000006.ckpt").write_bytes(b"PK")
+    with pytest.warns(UserWarning, match=r"step-00000006.ckpt is corrupt"):
+        found = plan(tmp_path, config(), request_)
+    assert (found.folder, found.steps_done) == (folder, 4)
+
+
+@pytest.mark.parametrize("request_", ["last", "auto"])
 @pytest.mark.parametrize("damage", [b"\n: ][", b"\n# \xe9"])
 def test_a_damaged_configuration_is_one_line(tmp_path, damage, request_):
     folder = version(tmp_path, 0, config())

@@ -213,7 +213,7 @@ def scores_of_one_validation(made: Task, text: LightningDataModule) -> dict[str,
     return run_.callback_metrics
 
 
-@pytest.mark.slow  # scores of questions: tests/tasks/fine_tuning/test_question_answering.py
+@pytest.mark.slow  # scores of questions: tests/tasks/distributed/test_simulated.py
 def test_questions_are_answered(tmp_path):
     made_questions.write_squad(tmp_path / "text", "2.0")
     place = lambda _: ("--data.init_args.path", str(tmp_path / "text"))  # noqa: E731
