@@ -25,10 +25,8 @@ from lit_probattn.tasks.distributed import sum_with_gradients
 from lit_probattn.training.checkpoints import CheckedCheckpointIO
 from lit_probattn.training.saving import RunCheckpoint
 from tests.support.runs import (
-    fingerprint,
     in_ranks,
     only_version,
-    rewound,
 )
 from tests.tasks import tiny
 from tests.tasks.tiny import softmax, trainer
@@ -258,13 +256,6 @@ def test_result_holds_protocol_and_hashes(trained):
     assert result["archive_version"].startswith("aeon ")
     assert len(result["archive_sha256"]["JapaneseVowels_TEST.ts"]) == 64
     assert result["test/accuracy"] * 370 == pytest.approx(round(result["test/accuracy"] * 370))
-
-
-@pytest.mark.slow  # by trainers: above
-def test_a_resumed_command_trains_like_an_uninterrupted_one(trained, tmp_path):
-    rewound(only_version(trained), 1, tmp_path)
-    assert main(command("fit", tmp_path, "--ckpt_path", "last")) == 0
-    assert fingerprint(only_version(tmp_path)) == fingerprint(only_version(trained))
 
 
 @pytest.mark.parametrize("activation", ["gelu", "relu"])

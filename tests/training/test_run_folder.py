@@ -27,7 +27,6 @@ from lit_probattn.training.run_folder import (
     share_plan,
 )
 from lit_probattn.training.run_record import read_starts, remove_leftovers, write_record
-from tests.datamodules.images.made import picture
 from tests.datamodules.lra.files import write_pairs
 from tests.support.paths import ROOT
 from tests.support.runs import (
@@ -404,29 +403,3 @@ def test_ranks_with_other_data_are_refused(monkeypatch):
     SameSources().setup(alone, None, "fit")
     with pytest.raises(ConfigError, match=told):
         SameSources().setup(together, None, "fit")
-
-
-@pytest.mark.slow  # the comparison: above
-def test_ranks_with_other_data_stop_before_the_first_step(tmp_path, capfd):
-    """Pictures of two classes: in the folder of rank 1 each class has those of the other."""
-    for rank in (0, 1):
-        for target, name in enumerate(("cat", "dog")):
-            folder = tmp_path / str(rank) / "data" / name
-            folder.mkdir(parents=True)
-            for number in range(20):
-                picture(100 * (target ^ rank) + number).save(folder / f"{number}.png")
-    task = str(ROOT / "configs/tasks/own_images.yaml")
-    words = ["fit", "--config", task, "--config", write_attention(tmp_path), *TWO]
-    words += [f"--run.root={tmp_path}/runs", "--trainer.max_steps=2", "--trainer.accelerator=cpu"]
-    words += ["--data.init_args.path=data", "--data.init_args.batch_size=4"]
-    words += [f"--{part}.init_args.image_size=32" for part in ("data", "model")]
-
-    def work() -> int:
-        os.chdir(tmp_path / os.environ["RANK"])
-        return main(words)
-
-    assert in_ranks(work, timeout=60) == [2, 2]
-    told = capfd.readouterr().err
-    for prefix in ("error", "error on rank 1"):
-        assert f"{prefix}: rank 1 has different data than rank 0 (different: train)" in told
-    assert not list((tmp_path / "runs").glob("*/*"))

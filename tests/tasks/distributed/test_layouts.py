@@ -144,7 +144,7 @@ def test_layouts_train_alike(whole, tmp_path_factory, name, layout):
         torch.testing.assert_close(states[1][weight], tensor, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.slow  # scores of all tasks, simulated: test_simulated.py; predictions: test_ddp.py
+@pytest.mark.slow  # scores of all tasks, simulated: test_simulated.py; predictions: tests/training/
 @pytest.mark.parametrize("name", ["d4rl", "mnli", "squad_v2", "translation"])
 def test_two_processes_score_and_predict_like_one(whole, name):
     folder, found = whole(name), []

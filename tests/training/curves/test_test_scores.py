@@ -23,7 +23,6 @@ from lit_probattn.training.run_folder import RunSettings
 from lit_probattn.training.run_record import read_starts
 from lit_probattn.training.saving import RunCheckpoint, reject_test_monitors
 from tests.datamodules.text import made as made_text
-from tests.datamodules.text.fine_tuning import made as made_questions
 from tests.support.runs import (
     at_micro_batch,
     error_of,
@@ -39,7 +38,6 @@ from tests.support.runs import (
 )
 from tests.tasks import test_language_model as of_language_model
 from tests.tasks.decision import test_task as decision
-from tests.tasks.distributed.layouts import Trial
 from tests.tasks.tiny import data, task, trainer
 
 ALL = ("--run.test_during_training", "all")
@@ -211,16 +209,6 @@ def scores_of_one_validation(made: Task, text: LightningDataModule) -> dict[str,
     run_ = trainer(1, val_check_interval=1, callbacks=[Scores("all")])
     run_.fit(made, text)
     return run_.callback_metrics
-
-
-@pytest.mark.slow  # scores of questions: tests/tasks/distributed/test_simulated.py
-def test_questions_are_answered(tmp_path):
-    made_questions.write_squad(tmp_path / "text", "2.0")
-    place = lambda _: ("--data.init_args.path", str(tmp_path / "text"))  # noqa: E731
-    cache = ("--data.init_args.cache_dir", str(tmp_path / "cache"))
-    run(Trial("tiny/squad_v2", place).command(tmp_path, *cache, *ALL, *ONE_VALIDATION))
-    (row, *_) = [row for row in metrics(only_version(tmp_path)) if of_test(row)]
-    assert {"test/loss", "test/f1", "test/exact_match"} <= set(of_test(row))
 
 
 # ---- what is refused ---------------------------------------------------------------------------
