@@ -12,6 +12,7 @@ import yaml
 from lit_probattn.cli.app import RunCLI, main
 from lit_probattn.training.checkpoints import list_checkpoints
 from lit_probattn.training.run_folder import config_differences
+from lit_probattn.training.run_record import read_starts
 from tests.support.runs import (
     ROOT,
     arguments,
@@ -117,20 +118,19 @@ def test_a_run_goes_on_in_its_folder_and_another_configuration_in_the_next(
     shutil.copytree(only_version(trained), version)
     run(arguments("fit", tmp_path, *SHORT, "--ckpt_path", "last"))
     assert "nothing to train" in capsys.readouterr().out
-    run(arguments("fit", tmp_path, *SHORT, "--ckpt_path", "auto", "--trainer.max_steps", "5"))
     assert only_version(tmp_path) == version
-    first, second = json.loads((version / "versions.json").read_text(encoding="utf-8"))["starts"]
-    assert first["checkpoint"] is None
-    assert second["checkpoint"].endswith("step-00000004.ckpt")
     old = (version / "config.yaml").read_text(encoding="utf-8")
-    more = ("--ckpt_path", "last", "--model.init_args.lr", "0.5", "--trainer.max_steps", "6")
+    more = ("--ckpt_path", "last", "--model.init_args.lr", "0.5", "--trainer.max_steps", "5")
     run(arguments("fit", tmp_path, *SHORT, *more))
     assert "differs" in (text := capsys.readouterr().out)
     assert "model.init_args.lr" in text
     assert sorted(p.name for p in version.parent.iterdir()) == ["0", "1"]
     assert (version / "config.yaml").read_text(encoding="utf-8") == old
+    first, other = read_starts(version) + read_starts(version.parent / "1")
+    assert first["checkpoint"] is None
+    assert other["checkpoint"].endswith("0/checkpoints/step-00000004.ckpt")
     saved = list_checkpoints(version.parent / "1/checkpoints", "step")
-    assert saved[0].name == "step-00000006.ckpt"
+    assert saved[0].name == "step-00000005.ckpt"
 
 
 def test_schedule_as_long_as_the_run_makes_max_steps_part_of_the_configuration():

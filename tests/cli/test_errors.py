@@ -33,17 +33,18 @@ WRONG = [
     (["--run", "null"], "^error: run: expected a mapping, received 'null'$"),
     (["--model.init_args.schedule", "onecycle"], "schedule: expected one of 'one_cycle'"),
     ([f"--{ATTENTION}.init_args.num_heads", "0"], f"{ATTENTION}.init_args: num_heads must be"),
-    (["--data.init_args.batch_size", "0"], "data.init_args: batch_size must be at least 1"),
-    (["--run.name", "../../escape"], r"run.name must be .* one folder .* '../../escape'"),
     (["--run.keep_checkpoints", "1"], "run.keep_checkpoints must be at least 2, received 1"),
     (["--trainer.accumulate_grad_batches", "3"], "batch_size=8.*accumulate_grad_batches=3"),
     (["--trainer.strategy", "dpp"], "invalid strategy name"),
-    (["--ckpt_path", "last"], "nothing to continue: .*auto"),
-    (["--ckpt_path", ""], "--ckpt_path is empty: "),
     (["--config", "configs"], "configs is a folder; expected a YAML file"),
 ]
-# As one above: another key or class, another check of a constructor or of the trainer.
+# As one above: another key or class, another check of a constructor or of the trainer. What a plan
+# of a run rejects: tests/training/test_run_folder.py.
 MORE = [
+    (["--data.init_args.batch_size", "0"], "data.init_args: batch_size must be at least 1"),
+    (["--run.name", "../../escape"], r"run.name must be .* one folder .* '../../escape'"),
+    (["--ckpt_path", "last"], "nothing to continue: .*auto"),
+    (["--ckpt_path", ""], "--ckpt_path is empty: "),
     (["--model.num_layer", "4"], "num_layer' .*did you mean 'num_layers'"),
     (["--data.init_args.batch", "4"], "batch' for datamodules.Synthetic; did you mean"),
     (["--conf", "x"], "did you mean 'config'"),
@@ -77,6 +78,7 @@ def test_wrong_input_is_one_line(tmp_path, capsys, more, expected):
     ("key", "value", "shown"),
     [
         ("name", "/absolute", "/absolute"),
+        ("name", "../../escape", r"\.\./\.\./escape"),
         ("name", "two\nlines", r"two\\nlines"),
         ("version", "..", r"\.\."),
     ],

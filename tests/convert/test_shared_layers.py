@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+
 import pytest
 import torch
 import yaml
@@ -10,26 +12,20 @@ from lit_probattn.base.errors import ConfigError
 from lit_probattn.convert.to_mgk import main
 from lit_probattn.convert.to_transformers import export_model
 from lit_probattn.training.checkpoints import load_checkpoint
+from lit_probattn.training.init_from import init_from
+from lit_probattn.training.trained import open_trained
 from profiling.sweep.plan import task_sizes
-from tests.support.paths import ROOT
-from tests.support.runs import newest_state, only_version, run, write_attention
+from tests.support.runs import arguments, newest_state, only_version, run
 
-TASK = str(ROOT / "configs/tasks/tiny/lra_text.yaml")
 OPTIONS = {"share_layers": "true", "pooling": "cls", "positions": "sinusoidal", "num_layers": "3"}
 WORDS = [word for key, value in OPTIONS.items() for word in (f"--model.init_args.{key}", value)]
 BLOCK = "model.encoder.blocks."
 
 
-def fit(folder, *more, attention=None):
-    files = ["--task", TASK, "--attention", attention or write_attention(folder)]
-    place = ["--run.root", str(folder / "runs"), "--trainer.accelerator", "cpu"]
-    run(["fit", *files, *place, *WORDS, *more])
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shared")
-    fit(folder, "--trainer.max_steps", "2")
+    run(arguments("fit", folder, *WORDS, "--trainer.max_steps", "1"))
     return only_version(folder)
 
 
@@ -46,22 +42,17 @@ def test_the_checkpoint_has_the_block_once(trained):
     }
 
 
-def test_it_is_tested_converted_and_begun_with(trained, tmp_path, capsys):
-    run(["test", "--config", str(trained / "config.yaml"), "--ckpt_path", str(trained)])
+def test_it_is_converted_and_begun_with(trained, tmp_path, capsys):
     out = tmp_path / "mgk.ckpt"
     assert main([str(trained), str(out), "--num_batches", "1"]) == 0
     printed = capsys.readouterr().out
     assert printed.count(": heads ") == 1  # one layer, fitted on the inputs of its three passes
-    fit(
-        tmp_path,
-        *("--init_from", str(out), "--trainer.max_steps", "1"),
-        attention=str(out.with_suffix(".yaml")),
-    )
-    told = capsys.readouterr().out
-    assert "entries loaded" in told
-    assert "newly initialised" not in told
-    taken, begun = load_checkpoint(out)["state_dict"], newest_state(only_version(tmp_path))
-    assert set(taken) == set(begun["state_dict"])
+    files = [trained / "config.yaml", out.with_suffix(".yaml")]
+    wanted = argparse.Namespace(checkpoint=out, config=files, data=[], device="cpu")
+    opened = open_trained(wanted, with_data=False).task
+    found = init_from(opened, str(out))
+    assert (found.new, found.left) == ([], [])
+    assert set(found.taken) == set(load_checkpoint(out)["state_dict"])
 
 
 def test_what_has_no_place_for_a_shared_block_says_so(tmp_path):

@@ -90,7 +90,7 @@ def test_shifts_are_what_the_mean_key_lacks():
 
 
 def test_the_spread_is_that_of_the_keys_and_follows_from_the_seed():
-    old, inputs = softmax_layer(), draw_inputs(samples=64)
+    old, inputs = softmax_layer(), draw_inputs(samples=64, length=5)
     made = {}
     for name, spread, seed in (("none", 0.0, 0), ("a", 0.5, 0), ("again", 0.5, 0), ("b", 0.5, 1)):
         mixture = Mixture(shifted_keys=True, num_components=2, spread=spread, seed=seed)

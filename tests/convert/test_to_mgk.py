@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 
+import pytest
 import torch
 import yaml
 
@@ -164,6 +165,7 @@ def test_series_are_converted(tmp_path, capsys):
     assert all(0 <= errors["output_error"] < 2 for errors in layers.values())
 
 
+@pytest.mark.slow  # with more commands: test_training_on.py
 def test_pairs_of_texts_are_converted_from_their_run_folder(tmp_path, capsys):
     checkpoint = made.checkpoint(tmp_path, "pair", "SoftmaxAttention")
     out = tmp_path / "mgk.ckpt"

@@ -123,7 +123,8 @@ def losses_of(model: Any, batch: dict[str, Tensor]) -> Tensor:
     return torch.stack(losses).mean(0)[real]
 
 
-ONE_OF_EACH = mostly_slow(CLASSES, ["BertForQuestionAnswering", "RobertaForSequenceClassification"])
+# Classes of sentences: below, too; every class without a command: test_transformers.py.
+ONE_OF_EACH = mostly_slow(CLASSES, ["BertForQuestionAnswering"])
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH)
@@ -150,7 +151,8 @@ def test_it_is_tested_and_predicts_as_it_was_imported(name, theirs):
     assert report["test/loss"] == pytest.approx(float(losses.mean()), rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ONE_OF_EACH)
+@pytest.mark.slow  # from an imported model: test_transformers.py; by --init_from: tests/training
+@pytest.mark.parametrize("name", CLASSES)
 def test_a_training_begins_with_all_its_weights(name, theirs):
     _, folder = theirs(name)
     words = ["--init_from", str(folder / "bert.ckpt"), "--model.init_args.lr", "1e-7"]
@@ -230,6 +232,7 @@ def test_classes_without_names_are_told_and_can_be_named(theirs, tmp_path, capsy
     assert not out.exists()
 
 
+@pytest.mark.slow  # heads of other tasks and shapes: tests/training/init_from
 def test_a_head_of_another_task_or_of_other_labels_begins_anew(tmp_path):
     imported("BertForSequenceClassification", tmp_path, labels=5)
     start = ["--init_from", str(tmp_path / "bert.ckpt"), "--trainer.max_steps", "1"]

@@ -157,10 +157,10 @@ def test_interrupting_keeps_nothing(tmp_path: Path) -> None:
     process = Forked(work, dict(os.environ), tmp_path / "log")
     # Python loses a signal that arrives while it forks: wait for both workers.
     started = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    for _ in range(600):
+    for _ in range(6000):
         if len(started.read_text(encoding="utf-8").split()) == 2:
             break
-        time.sleep(0.1)
+        time.sleep(0.01)
     time.sleep(0.3)
     assert list(tmp_path.glob(".cache/.listops-*.tmp-new"))
     process.send_signal(signal.SIGINT)

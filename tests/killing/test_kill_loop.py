@@ -24,11 +24,11 @@ def test_work_that_does_not_survive_is_seen(tmp_path, monkeypatch):
         with (folder / "lines").open("a") as file:
             file.write("a line\n")
         say("working")
-        kill_loop.time.sleep(0.3)
+        kill_loop.time.sleep(0.1)
         return 0
 
     victim = Victim(
-        run, lambda folder: (folder / "lines").read_text(encoding="utf-8"), "working", 0.1
+        run, lambda folder: (folder / "lines").read_text(encoding="utf-8"), "working", 0.02
     )
     monkeypatch.setitem(VICTIMS, "careless", victim)
     reference = kill_loop.undisturbed(victim, tmp_path)

@@ -16,7 +16,7 @@ OBS, ACT, CONTEXT = 4, 2, 6
 
 
 class Pendulum:
-    """A driven point whose episodes end after 9 to 40 steps, by their seed."""
+    """A driven point whose episodes end after 9 to 24 steps, by their seed."""
 
     def __init__(self) -> None:
         self.observation_space = SimpleNamespace(shape=(OBS,))
@@ -26,7 +26,7 @@ class Pendulum:
     def reset(self, *, seed: int | None = None) -> tuple[np.ndarray, dict[str, Any]]:
         rng = np.random.default_rng(seed)
         self.state = rng.uniform(-1.0, 1.0, OBS)
-        self.left = int(rng.integers(9, 41))
+        self.left = int(rng.integers(9, 25))
         return self.state.copy(), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:

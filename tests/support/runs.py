@@ -143,6 +143,7 @@ def _fork(work: Callable[[], int], environment: dict[str, str]) -> Any:
         except BaseException:
             traceback.print_exc()
         finally:
+            sys.stdout.flush()
             sys.stderr.flush()
             os._exit(status)
 

@@ -32,6 +32,12 @@ class Poisoned(SoftmaxAttention):
         return out * float("nan") if self.calls >= self.bad_call else out
 
 
+class Once(Poisoned):
+    """Returns NaN at once."""
+
+    bad_call = 1
+
+
 def test_nan_in_a_forward_names_step_samples_and_module():
     count = iter(range(100))
 
@@ -110,12 +116,12 @@ def test_a_score_that_is_not_a_number_is_not_hidden(recwarn):
 def test_anomaly_detection_says_the_same_of_a_loss():
     lines = []
     for detect in (False, True):
-        module = task(lambda embed_dim, head_dim: Poisoned(embed_dim, head_dim))
+        module = task(Once, num_layers=1)
         with pytest.raises(NonFiniteError) as caught:
-            trainer(10, detect_anomaly=detect).fit(module, data())
+            trainer(1, detect_anomaly=detect).fit(module, data())
         lines.append(str(caught.value))
     assert lines[0] == lines[1]
-    assert "the loss is not finite at step 2" in lines[0]
+    assert "the loss is not finite at step 0" in lines[0]
 
 
 def test_anomaly_detection_names_the_function_of_a_bad_gradient(monkeypatch):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,15 +17,16 @@ from safetensors.torch import save_file
 from datamodules import ImageNet
 from lit_probattn.attention import FiSHAttention, MGKAttention, SoftmaxAttention
 from lit_probattn.cli.app import main
+from lit_probattn.cli.errors import exit_status
 from lit_probattn.tasks import ImageClassifier
 from lit_probattn.tasks.image_classifier import read_weights
+from lit_probattn.training.checkpoints import CheckedCheckpointIO
+from lit_probattn.training.saving import RunCheckpoint
 from tests.datamodules.images.made import write_images
 from tests.support.runs import (
-    error_of,
     in_ranks,
     newest_state,
     only_version,
-    rewound,
     write_attention,
 )
 from tests.tasks import tiny
@@ -197,10 +198,10 @@ def test_a_skipped_step_is_not_averaged(root):
 def test_it_learns_the_pictures(tmp_path):
     """One picture of each class."""
     seven = write_images(tmp_path, 1, 1, CLASSES)
-    small = {**SWIN, "depths": [1, 1]}
+    small = {**SWIN, "depths": [1, 1], "patch_size": 4}
     options = {"label_smoothing": 0.0, "lr": 2e-2, "weight_decay": 0.0, "warmup_steps": 5}
     module = task(**options, model_options=small)
-    run = trainer(30)
+    run = trainer(20)
     plain = {"augmentation": "none", "mixup": 0.0, "cutmix": 0.0, "batch_size": 7}
     run.fit(module, data(seven, **plain))
     assert float(run.callback_metrics["train/loss"]) < 0.2 < torch.tensor(7.0).log()
@@ -214,9 +215,10 @@ VIT_TASK = {"model_name": "vit_tiny_patch16_224", "model_options": VIT, "stages"
     "options",
     [
         pytest.param({}, id="swin"),
-        pytest.param({**VIT_TASK, "blocks": [0, 2]}, id="vit", marks=pytest.mark.slow),
+        pytest.param({**VIT_TASK, "blocks": [0, 2]}, id="vit"),
     ],
 )
+@pytest.mark.slow  # precision: test_language_model.py; recomputation: test_sequence_classifier.py
 def test_mixed_precision_trains_like_single(root, options):
     """Two steps of the recipe with recomputation; bfloat16 has three digits."""
     losses = []
@@ -294,22 +296,33 @@ def one_process(root, tmp_path_factory) -> Path:
     return folder
 
 
-def test_a_resumed_run_is_the_whole_run(root, one_process, tmp_path):
-    rewound(only_version(one_process), 1, tmp_path)
-    assert main(command("fit", tmp_path, root, *SHORT, "--ckpt_path", "last")) == 0
-    whole, resumed = newest_state(only_version(one_process)), newest_state(only_version(tmp_path))
-    for name, value in whole["state_dict"].items():
-        assert torch.equal(resumed["state_dict"][name], value), name
-    assert any(name.startswith("ema.module") for name in whole["state_dict"])
-    assert resumed["ImageNet"]["classes"] == list(CLASSES)
+def test_a_resumed_run_is_the_whole_run(root, tmp_path):
+    """With the moving average, of pictures that are augmented and mixed."""
+    found = []
+    for start in (None, tmp_path / "checkpoints/step-00000001.ckpt"):
+        saving = RunCheckpoint(tmp_path / "checkpoints", every_n_steps=1)
+        run = trainer(
+            2, callbacks=[saving], plugins=[CheckedCheckpointIO()], enable_checkpointing=True
+        )
+        module = task(ema_decay=0.5, drop_path=0.1)
+        run.fit(module, data(root), ckpt_path=start, weights_only=True)
+        found.append(module.state_dict())
+    whole, resumed = found
+    for name, value in whole.items():
+        assert torch.equal(resumed[name], value), name
+    assert any(name.startswith("ema.module") for name in whole)
+    assert newest_state(tmp_path)["ImageNet"]["classes"] == list(CLASSES)
 
 
-def test_a_damaged_image_in_a_worker_stops_a_run_with_one_line(root, tmp_path, capsys):
-    broken = write_images(tmp_path / "broken", 3, 1, CLASSES)
-    path = broken / "train" / "n03" / "n03_1.JPEG"
+def test_a_damaged_image_in_a_worker_is_one_line(tmp_path, capsys):
+    broken = write_images(tmp_path / "broken", 1, 1, CLASSES)
+    path = broken / "train" / "n03" / "n03_0.JPEG"
     path.write_bytes(path.read_bytes()[:300])
-    words = command("fit", tmp_path, broken, "--data.init_args.num_workers", "1")
-    assert error_of(words, capsys).startswith(f"error: {path}: unreadable image")
+    pictures = data(broken, batch_size=6, num_workers=1, mixup=0.0, cutmix=0.0)
+    pictures.setup()
+    assert exit_status(lambda: list(islice(pictures.train_dataloader(), 3))) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {path}: unreadable image")
 
 
 @pytest.mark.parametrize("ending", ["safetensors", "pt"])

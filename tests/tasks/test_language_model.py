@@ -153,8 +153,8 @@ def test_accumulation_changes_nothing_but_the_order_of_sums(folder):
 
 @pytest.mark.parametrize("precision", mostly_slow(["32-true", "bf16-mixed"], ["bf16-mixed"]))
 def test_it_learns_with_clipping(folder, precision):
-    runner = trainer(30, gradient_clip_val=0.25, precision=precision)
-    module = task("mgk", lr=2e-2)
+    runner = trainer(15, gradient_clip_val=0.25, precision=precision)
+    module = task("mgk", lr=4e-2)
     runner.fit(module, made_text.data(folder))
     (values,) = runner.test(module, made_text.data(folder), verbose=False)
     assert values["test/ppl_sliding"] < 20  # of 41 words
@@ -189,7 +189,8 @@ def test_inverse_square_root_has_no_end():
 
 
 def command(name, place, text, *more, tiny="small"):
-    every = ("--trainer.log_every_n_steps", "1", "--trainer.max_steps", "8")
+    every = ("--trainer.log_every_n_steps", "1", "--trainer.max_steps", "4")
+    every += ("--trainer.val_check_interval", "2", "--run.checkpoint_every", "2")
     return tiny_command(name, f"wikitext103_{tiny}", place, *every, *more, data_dir=text)
 
 
@@ -201,7 +202,7 @@ def trained(tmp_path_factory, folder):
 
 
 def test_a_run_resumes_exactly(tmp_path, trained, folder):
-    resumed = rewound(only_version(trained), 4, tmp_path)
+    resumed = rewound(only_version(trained), 2, tmp_path)
     run(command("fit", tmp_path, folder, "--ckpt_path", "last"))
     assert fingerprint(resumed) == fingerprint(only_version(trained))
     assert metrics(resumed) == metrics(only_version(trained))
@@ -221,7 +222,7 @@ def test_predict_writes_text_and_speed(trained, folder, capsys):
     out = capsys.readouterr().out
     assert "16 tokens generated" in out
     assert "tokens per second" in out
-    table = pd.read_parquet(only_version(trained) / "predictions-step-00000008.parquet")
+    table = pd.read_parquet(only_version(trained) / "predictions-step-00000004.parquet")
     assert table["sample_id"].tolist() == [0, 1]
     assert [len(row) for row in table["continuation"]] == [8, 8]
     decode = made_text.data(folder).decode
@@ -239,6 +240,7 @@ def test_a_checkpoint_of_another_vocabulary_is_refused(trained, tmp_path, capsys
     assert "--data.init_args.vocab_file FILE" in message
 
 
+@pytest.mark.slow  # a vocabulary in a file: tests/datamodules/text/test_wikitext103.py
 def test_the_vocabulary_of_the_checkpoint_can_be_given(trained, folder, tmp_path, capsys):
     other = made_text.write(tmp_path / "other", train="w1 <unk> zebra\n" * 20)
     words = tmp_path / "words.txt"
@@ -247,24 +249,15 @@ def test_the_vocabulary_of_the_checkpoint_can_be_given(trained, folder, tmp_path
     assert main(command("test", trained, other, *options)) == 0
 
 
+@pytest.mark.slow  # its configuration: tests/house/test_configs.py
 def test_one_step_of_the_other_model(tmp_path, folder):
     run(command("fit", tmp_path, folder, "--trainer.fast_dev_run", "1", tiny="value_aware"))
 
 
 @pytest.mark.slow
-def test_it_learns_with_clipping_and_half_precision(folder):
-    for precision in ("32-true", "bf16-mixed"):
-        runner = trainer(30, gradient_clip_val=0.25, precision=precision)
-        module = task("mgk", lr=2e-2)
-        runner.fit(module, made_text.data(folder))
-        (values,) = runner.test(module, made_text.data(folder), verbose=False)
-        assert values["test/ppl_sliding"] < 20, precision  # of 41 words
-
-
-@pytest.mark.slow
 def test_two_processes_score_like_one(trained, folder, capsys):
     options = ("--ckpt_path", "last", "--data.init_args.eval_batch_size", "5")
-    report = only_version(trained) / "test-step-00000008.json"
+    report = only_version(trained) / "test-step-00000004.json"
     run(command("test", trained, folder, *options))
     one = json.loads(report.read_text(encoding="utf-8"))
     report.unlink()

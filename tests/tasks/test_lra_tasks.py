@@ -33,7 +33,8 @@ FEWER = ("--data.init_args.num_images", "10")
 @pytest.mark.parametrize(
     ("task", "write", "more"),
     [
-        ("retrieval", write_pairs, ()),
+        # Also in tests/training/test_run_folder.py.
+        pytest.param("retrieval", write_pairs, (), marks=pytest.mark.slow),
         ("pathfinder32", write_pathfinder, RELEASED),
         pytest.param("pathfinder32", lambda folder: None, FEWER, marks=pytest.mark.slow),
         pytest.param("pathfinderx", lambda folder: None, FEWER, marks=pytest.mark.slow),

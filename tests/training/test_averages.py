@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.locks import claim
 from lit_probattn.training.checkpoints import (
     CheckpointError,
     average_newest,
@@ -17,7 +18,7 @@ from lit_probattn.training.checkpoints import (
     load_checkpoint,
     save_checkpoint,
 )
-from lit_probattn.training.run_folder import RunSettings, plan_fit, read_own_config
+from lit_probattn.training.run_folder import LOCK, RunSettings, plan_fit, read_own_config
 from tests.support.runs import rewound, run, stateful
 
 
@@ -63,7 +64,8 @@ def test_too_few_checkpoints_and_other_models_are_refused(tmp_path):
 
 def test_an_average_is_scored_and_not_trained_on(uninterrupted, tmp_path):
     version = rewound(uninterrupted, 6, tmp_path)
-    run(stateful("test", tmp_path, "--ckpt_path", "average-2"))
+    with claim(version / LOCK):  # of a training, which evaluations do not wait for
+        run(stateful("test", tmp_path, "--ckpt_path", "average-2"))
     report = json.loads((version / "test-average-2-00000006.json").read_text(encoding="utf-8"))
     assert report["num_samples"] == 21
     settings = RunSettings(root=str(tmp_path / "runs"))

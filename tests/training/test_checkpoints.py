@@ -30,11 +30,9 @@ from lit_probattn.training.checkpoints import (
 from lit_probattn.training.run_record import read_starts
 from tests.support.runs import (
     error_of,
-    fingerprint,
     in_child,
     only_version,
     rewound,
-    run,
     stateful,
 )
 from tests.support.slow import mostly_slow
@@ -356,11 +354,3 @@ def test_a_folder_in_the_place_of_a_checkpoint(tmp_path):
     assert [step_of(path) for path in list_checkpoints(tmp_path, "step")] == [7]
     with pytest.raises(CheckpointError, match=r"a folder with that name exists"):
         save_checkpoint(content(8), taken)
-
-
-def test_resume_falls_back_to_the_previous_checkpoint(trained, uninterrupted, tmp_path):
-    newest = trained / "checkpoints/step-00000006.ckpt"
-    newest.write_bytes(newest.read_bytes()[:-100])
-    with pytest.warns(UserWarning, match=r"step-00000006.ckpt is corrupt"):
-        run(stateful("fit", tmp_path, "--ckpt_path", "last"))
-    assert fingerprint(trained) == fingerprint(uninterrupted)

@@ -37,8 +37,6 @@ from tests.support.runs import (
     in_child,
     in_ranks,
     newest_state,
-    only_version,
-    stateful,
 )
 from tests.tasks import tiny
 
@@ -57,14 +55,18 @@ def test_a_disk_that_fills_up_stops_the_run_and_loses_nothing(tmp_path, monkeypa
     def limit(_):
         resource.setrlimit(resource.RLIMIT_FSIZE, (8192, resource.RLIM_INFINITY))
 
-    with monkeypatch.context() as context:
-        at_micro_batch(context, 3, limit)
-        often = stateful("fit", tmp_path, "--run.checkpoint_every", "1")
-        assert in_child(lambda: main(often)) == 2
+    folder = tmp_path / "checkpoints"
+
+    def train() -> None:
+        saving, plugins = RunCheckpoint(folder, every_n_steps=1), [CheckedCheckpointIO()]
+        trainer = tiny.trainer(3, callbacks=[saving], plugins=plugins, enable_checkpointing=True)
+        trainer.fit(tiny.task(), tiny.data())
+
+    at_micro_batch(monkeypatch, 1, limit)
+    assert in_child(lambda: cli_errors.exit_status(train)) == 2
     line = the_error(capfd.readouterr().err)
     assert re.search(r"cannot write checkpoint .*-00000002.ckpt: .*File too large", line), line
     assert "--run.root" in line
-    folder = only_version(tmp_path) / "checkpoints"
     assert [step_of(path) for path in list_checkpoints(folder, "step")] == [1]
     assert load_checkpoint(list_checkpoints(folder, "step")[0])["global_step"] == 1
     assert not list(folder.glob(".*"))  # no half file is left behind

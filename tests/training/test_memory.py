@@ -20,7 +20,7 @@ from lit_probattn.training.memory import (
     out_of_memory_line,
 )
 from tests.support.paths import ROOT
-from tests.support.runs import arguments, error_of, write_attention
+from tests.support.runs import arguments, write_attention
 from tests.tasks.tiny import LENGTH, data, task, trainer
 
 # Long sequences, so that the N x N maps of the reference are what does not fit.
@@ -66,19 +66,6 @@ ERRORS = (
 )
 
 
-def test_a_failed_allocation_is_told(tmp_path, monkeypatch, capsys):
-    def fails(self, batch, batch_idx):
-        raise ERRORS[1]
-
-    monkeypatch.setattr("lit_probattn.tasks.SequenceClassifier.training_step", fails)
-    line = error_of(arguments("fit", tmp_path), capsys)
-    assert "in training at step 0: a micro-batch of 8 samples of size 48" in line
-    assert "--trainer.accumulate_grad_batches 2" in line
-    assert "--data.init_args.batch_size" in line
-    command = re.search(r"lit-probattn ask (.*--seq_len 48 --batch 8)$", line)[1]
-    assert ask([*command.split(), "--attention", "softmax"]) == 0
-
-
 def test_packed_samples_are_named_with_the_length_of_the_longest():
     batch = {
         "inputs": torch.zeros(1, 20, dtype=torch.int64),
@@ -107,6 +94,18 @@ def advice(module) -> str:
 
 def fails(*_):
     raise MemoryError
+
+
+def test_a_failed_allocation_is_told():
+    """That commands have the advice: test_peers.py."""
+    module = task()
+    module.training_step = fails
+    line = advice(module)
+    assert "in training at step 0: a micro-batch of 8 samples of size 23" in line
+    assert "--trainer.accumulate_grad_batches 2" in line
+    assert "--data.init_args.batch_size" in line
+    command = re.search(r"lit-probattn ask (.*--seq_len 23 --batch 8)$", line)[1]
+    assert ask([*command.split(), "--attention", "softmax"]) == 0
 
 
 def test_in_validation_the_batch_of_validation_is_named():

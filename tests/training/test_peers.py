@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 from lit_probattn.cli.app import main
 from lit_probattn.cli.errors import exit_status
-from lit_probattn.training.callbacks import FinalValidation
+from lit_probattn.training.callbacks import FinalValidation, SameSources
+from lit_probattn.training.memory import MemoryAdvice
 from lit_probattn.training.peers import Heartbeats, Peers, is_lost_contact
 from lit_probattn.training.preemption import StopSignals
 from lit_probattn.training.saving import RunCheckpoint
@@ -133,7 +134,8 @@ def test_a_training_of_the_command_line_has_heartbeats(tmp_path, monkeypatch):
 
     monkeypatch.setattr(pl.Trainer, "fit", note)
     run(arguments("fit", tmp_path))
-    assert {Heartbeats, StopSignals, FinalValidation, RunCheckpoint} <= found
+    added = {Heartbeats, MemoryAdvice, SameSources, StopSignals, FinalValidation, RunCheckpoint}
+    assert added <= found
 
 
 @pytest.mark.slow

@@ -15,11 +15,11 @@ from lit_probattn.training import checkpoints
 from lit_probattn.training.saving import RunCheckpoint
 from tests.support.runs import (
     at_micro_batch,
-    error_of,
     fingerprint,
     in_child,
     kill_me,
     metrics,
+    newest_state,
     only_version,
     run,
     stateful,
@@ -116,11 +116,11 @@ def test_killed_five_times_at_random(uninterrupted, tmp_path, monkeypatch, seed)
     assert fingerprint(only_version(tmp_path)) == fingerprint(uninterrupted)
 
 
-def test_another_accumulation_is_refused(uninterrupted, tmp_path, capsys):
-    path = checkpoints.list_checkpoints(uninterrupted / "checkpoints", "step")[0]
-    more = ("--ckpt_path", str(path), "--trainer.accumulate_grad_batches", "1")
-    line = error_of(stateful("fit", tmp_path, *more, "--trainer.max_steps", "12"), capsys)
-    assert "accumulate_grad_batches 2, received 1" in line
+def test_another_accumulation_is_refused(uninterrupted):
+    task = tiny.task()
+    task._trainer = SimpleNamespace(training=True, accumulate_grad_batches=1)
+    with pytest.raises(ValueError, match="accumulate_grad_batches 2, received 1"):
+        task.on_load_checkpoint(newest_state(uninterrupted))
 
 
 # ---- ended early -------------------------------------------------------------------------------
@@ -137,24 +137,15 @@ def stop(task):
     ("where", "step", "more"),
     [
         pytest.param({"number": 4}, 3, (), id="first half of a step"),
-        pytest.param({"number": 5}, 3, (), id="second half", marks=pytest.mark.slow),
-        pytest.param({"number": 99}, 5, (), id="max_steps", marks=pytest.mark.slow),
+        pytest.param({"number": 5}, 3, (), id="second half"),
+        pytest.param({"number": 99}, 5, (), id="max_steps"),
+        pytest.param({"number": 4}, 3, ("--trainer.limit_val_batches", "0"), id="no validation"),
         pytest.param(
-            {"number": 4},
-            3,
-            ("--trainer.limit_val_batches", "0"),
-            id="no validation",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            {"number": 0, "hook": "validation_step", "step": 4},
-            4,
-            (),
-            id="in a validation",
-            marks=pytest.mark.slow,
+            {"number": 0, "hook": "validation_step", "step": 4}, 4, (), id="in a validation"
         ),
     ],
 )
+@pytest.mark.slow  # of a run whose time is over: below
 def test_the_last_step_is_saved(uninterrupted, tmp_path, monkeypatch, where, step, more):
     """Of a run that is shorter than the one that resumes it."""
     with monkeypatch.context() as context:
@@ -173,22 +164,19 @@ def test_the_last_step_is_saved(uninterrupted, tmp_path, monkeypatch, where, ste
     assert losses[0] == losses[1]
 
 
-def test_a_time_limit_cuts_a_run_into_pieces(tmp_path, monkeypatch):
-    """Each start has the whole time; the one before does not count."""
-    now, ends = [0.0], [0]
+def test_a_time_limit_cuts_a_run_into_pieces(uninterrupted, tmp_path, monkeypatch):
+    """Each start has the whole time, and saves its last step, which may be half done by then."""
+    now, ends = [0.0], []
     monkeypatch.setattr(timer, "time", SimpleNamespace(monotonic=lambda: now[0]))
-
-    def pass_time(_):
-        now[0] += 1.1
-
     limit = ("--trainer.max_time", "00:00:00:01", "--ckpt_path", "auto")
-    for first in (1, 3):
+    for micro_batch, seconds in ((4, 1.1), (8, 0.9)):
         with monkeypatch.context() as context:
-            at_micro_batch(context, first, pass_time)
+            at_micro_batch(context, micro_batch, lambda _, x=seconds: now.append(now.pop() + x))
             run(stateful("fit", tmp_path, *NO_CHECKPOINTS_DUE, *limit))
         newest = checkpoints.list_checkpoints(only_version(tmp_path) / "checkpoints", "step")[0]
         ends.append(checkpoints.step_of(newest))
-    assert ends == [0, 1, 2]
+    assert ends == [3, 6]
+    assert fingerprint(only_version(tmp_path)) == fingerprint(uninterrupted)
 
 
 def test_no_time_at_all_is_refused():

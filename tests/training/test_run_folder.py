@@ -7,6 +7,7 @@ import os
 import signal
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -14,10 +15,18 @@ import yaml
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.locks import claim, hold, release
 from lit_probattn.cli.app import main
+from lit_probattn.cli.errors import exit_status
+from lit_probattn.training.callbacks import SameSources
 from lit_probattn.training.preemption import job_name
-from lit_probattn.training.run_folder import LOCK, RunPlan, RunSettings, plan_fit
+from lit_probattn.training.run_folder import (
+    LOCK,
+    RunPlan,
+    RunSettings,
+    plan_fit,
+    read_own_config,
+    share_plan,
+)
 from lit_probattn.training.run_record import read_starts, remove_leftovers, write_record
-from tests.datamodules.images.made import picture
 from tests.datamodules.lra.files import write_pairs
 from tests.support.paths import ROOT
 from tests.support.runs import (
@@ -86,6 +95,16 @@ def test_last_starts_from_the_newest_of_this_seed_and_never_from_another_seed(tm
         plan(tmp_path, config(seed=2), "last")
 
 
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [("last", "nothing to continue: .*--ckpt_path auto"), ("", "--ckpt_path is empty: ")],
+)
+def test_what_cannot_be_continued_leaves_no_folder_behind(tmp_path, request_, message):
+    with pytest.raises(ConfigError, match=message):
+        plan(tmp_path, config(), request_)
+    assert not list(tmp_path.iterdir())
+
+
 def test_auto_takes_no_weights_of_another_configuration(tmp_path):
     version(tmp_path, 0, config())
     found = plan(tmp_path, config(seed=1), "auto")
@@ -101,6 +120,7 @@ def test_other_data_are_another_configuration(tmp_path, request_):
     assert other.folder == tmp_path / "name/1"
     assert (other.checkpoint is None) == (request_ == "auto")
     assert "data file train.tsv" in other.notes[0]
+    assert ("trained on other data (different: " in other.notes[0]) == (request_ == "auto")
     assert "test.tsv" not in other.notes[0]
 
 
@@ -122,8 +142,8 @@ def retrieval(command: str, folder: Path, data: str, *more: str) -> list[str]:
     return [command, *files, *place, *short, *one, *more]
 
 
-def test_a_run_does_not_go_on_with_other_files(tmp_path, capsys):
-    """Nor is its result replaced by one of theirs."""
+def test_other_files_do_not_replace_the_result_of_a_run(tmp_path, capsys):
+    """That a training does not go on with them: above."""
     for name in ("a", "b"):
         write_pairs(tmp_path / name)
     path = tmp_path / "b/new_aan_pairs.train.tsv"
@@ -138,11 +158,6 @@ def test_a_run_does_not_go_on_with_other_files(tmp_path, capsys):
     assert json.loads(report.read_text(encoding="utf-8"))["differs_from_run"] == {
         "data file new_aan_pairs.train.tsv": "changed"
     }
-    run(retrieval("fit", tmp_path, "b", "--ckpt_path", "auto"))
-    assert "trained on other data (different: data file new_aan_pairs.train.tsv)" in (
-        capsys.readouterr().out
-    )
-    assert read_starts(first.parent / "1")[0]["checkpoint"] is None
 
 
 # ---- one at a time -------------------------------------------------------------------------------
@@ -151,23 +166,23 @@ def test_a_run_does_not_go_on_with_other_files(tmp_path, capsys):
 def test_a_second_training_is_told_who_holds_the_folder(
     uninterrupted, tmp_path, monkeypatch, capfd
 ):
-    """Commands that only read are not kept out."""
+    """Commands that only read are not kept out: test_averages.py."""
     left = rewound(uninterrupted, 4, tmp_path) / "checkpoints/.step-00000006.ckpt.x1y2z3w4"
     left.touch()
-    codes = {}
+    version, codes = only_version(tmp_path), []
 
-    def start_others(_):
-        for name in ("fit", "validate"):
-            words = stateful(name, tmp_path, "--ckpt_path", "last")
-            codes[name] = in_child(lambda words=words: main(words))
+    def start_another(_):
+        settings = RunSettings(root=str(tmp_path / "runs"))
+        asked = (settings, version.parent.name, read_own_config(version), "last")
+        codes.append(in_child(lambda: exit_status(lambda: plan_fit(*asked))))
 
-    at_micro_batch(monkeypatch, 8, start_others)
+    at_micro_batch(monkeypatch, 8, start_another)
     run(stateful("fit", tmp_path, "--ckpt_path", "auto", "--trainer.max_steps", "5"))
-    assert codes == {"fit": 2, "validate": 0}
+    assert codes == [2]
     assert f"is locked by process {os.getpid()} on " in capfd.readouterr().err
-    assert len(read_starts(only_version(tmp_path))) == 2
+    assert len(read_starts(version)) == 2
     assert not left.exists()  # of a start that was killed while it saved
-    with claim(only_version(tmp_path) / LOCK) as handle:
+    with claim(version / LOCK) as handle:
         assert handle is not None
 
 
@@ -330,6 +345,15 @@ def test_a_damaged_record_is_set_aside(tmp_path, content):
 
 
 @pytest.mark.parametrize("request_", ["last", "auto"])
+def test_a_run_goes_on_from_its_newest_checkpoint_that_is_intact(tmp_path, request_):
+    folder = version(tmp_path, 0, config())
+    (folder / "checkpoints/step-00000006.ckpt").write_bytes(b"PK")
+    with pytest.warns(UserWarning, match=r"step-00000006.ckpt is corrupt"):
+        found = plan(tmp_path, config(), request_)
+    assert (found.folder, found.steps_done) == (folder, 4)
+
+
+@pytest.mark.parametrize("request_", ["last", "auto"])
 @pytest.mark.parametrize("damage", [b"\n: ][", b"\n# \xe9"])
 def test_a_damaged_configuration_is_one_line(tmp_path, damage, request_):
     folder = version(tmp_path, 0, config())
@@ -342,6 +366,20 @@ def test_a_damaged_configuration_is_one_line(tmp_path, damage, request_):
 # ---- ranks ---------------------------------------------------------------------------------------
 
 
+def test_ranks_with_other_arguments_are_refused(monkeypatch):
+    ours, theirs = config(), config(lr=0.5)
+    theirs["data"] = {"init_args": {"num_workers": 1}}  # may differ
+    monkeypatch.setattr("lit_probattn.training.run_folder.gather_objects", lambda _: [ours, theirs])
+    environment = SimpleNamespace(creates_processes_externally=True)
+    strategy = SimpleNamespace(cluster_environment=environment, setup_environment=lambda: None)
+    trainer = SimpleNamespace(world_size=2, num_nodes=1, strategy=strategy, is_global_zero=False)
+    with pytest.raises(
+        ConfigError, match=r"rank 1 has .* than rank 0 \(different: model\.init_args\.lr\): start"
+    ):
+        share_plan(trainer, theirs, lambda: pytest.fail("no plan is made"))
+
+
+@pytest.mark.slow  # the comparison: above; errors of all ranks: test_faults.py
 def test_ranks_with_other_arguments_stop_before_training(tmp_path, capfd):
     own = ("--model.init_args.lr", "0.5", "--data.init_args.num_workers", "1")
 
@@ -356,26 +394,12 @@ def test_ranks_with_other_arguments_stop_before_training(tmp_path, capfd):
     assert not (tmp_path / "runs").exists()
 
 
-def test_ranks_with_other_data_stop_before_the_first_step(tmp_path, capfd):
-    """Pictures of two classes: in the folder of rank 1 each class has those of the other."""
-    for rank in (0, 1):
-        for target, name in enumerate(("cat", "dog")):
-            folder = tmp_path / str(rank) / "data" / name
-            folder.mkdir(parents=True)
-            for number in range(20):
-                picture(100 * (target ^ rank) + number).save(folder / f"{number}.png")
-    task = str(ROOT / "configs/tasks/own_images.yaml")
-    words = ["fit", "--config", task, "--config", write_attention(tmp_path), *TWO]
-    words += [f"--run.root={tmp_path}/runs", "--trainer.max_steps=2", "--trainer.accelerator=cpu"]
-    words += ["--data.init_args.path=data", "--data.init_args.batch_size=4"]
-    words += [f"--{part}.init_args.image_size=32" for part in ("data", "model")]
-
-    def work() -> int:
-        os.chdir(tmp_path / os.environ["RANK"])
-        return main(words)
-
-    assert in_ranks(work, timeout=60) == [2, 2]
-    told = capfd.readouterr().err
-    for prefix in ("error", "error on rank 1"):
-        assert f"{prefix}: rank 1 has different data than rank 0 (different: train)" in told
-    assert not list((tmp_path / "runs").glob("*/*"))
+def test_ranks_with_other_data_are_refused(monkeypatch):
+    gathered = [{"a": "1", "b": "2"}, {"a": "1", "b": "2"}, {"a": "1", "b": "3"}]
+    monkeypatch.setattr("lit_probattn.training.callbacks.gather_objects", lambda own: gathered)
+    told = r"rank 2 has different data than rank 0 \(different: b\)"
+    data = SimpleNamespace(source_hashes=gathered[0])
+    alone, together = (SimpleNamespace(world_size=n, datamodule=data) for n in (1, 3))
+    SameSources().setup(alone, None, "fit")
+    with pytest.raises(ConfigError, match=told):
+        SameSources().setup(together, None, "fit")

@@ -90,6 +90,8 @@ def test_a_missing_file_is_named(tmp_path):
     (tmp_path / "Heartbeat" / "Heartbeat_TRAIN.ts").write_text("x")
     with pytest.raises(MissingDataError, match=r"but missing .*Heartbeat_TEST\.ts"):
         UEA("Heartbeat", data_dir=str(tmp_path)).setup()
+    with pytest.raises(MissingDataError, match=r"JapaneseVowels_TRAIN\.ts.* source to bundled"):
+        UEA("JapaneseVowels", data_dir=str(tmp_path)).setup()
 
 
 @pytest.mark.parametrize("folder", ["Libras", ".", "UEA/Libras", "Multivariate_ts/Libras"])

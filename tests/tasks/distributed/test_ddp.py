@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 
-import pandas as pd
 import pytest
 import torch
 
@@ -81,12 +80,6 @@ def test_two_processes_train_like_one(one_process, two_processes):
 
 
 ACCUMULATED = ("--trainer.accumulate_grad_batches", "2", "--trainer.val_check_interval", "4")
-
-
-def test_accumulation_trains_like_one_batch(one_process, tmp_path):
-    """Losses and M-step priors: one step of two micro-batches is one step of the whole batch."""
-    run(command(tmp_path, *ACCUMULATED))
-    assert_same_training(one_process, tmp_path)
 
 
 @pytest.mark.slow
@@ -184,15 +177,3 @@ def test_killed_rank_and_resume_with_two_processes(two_processes, tmp_path, monk
     resume = command(tmp_path, *TWO, "--ckpt_path", "last")
     assert in_ranks(lambda: main(resume)) == [0, 0]
     assert fingerprint(only_version(tmp_path)) == fingerprint(only_version(two_processes))
-
-
-def test_predictions_of_two_processes_are_those_of_one(one_process):
-    tables = []
-    for more in ((), TWO):
-        work = command(one_process, "--ckpt_path", "last", *more, name="predict")
-        assert set(in_ranks(lambda work=work: main(work), 2 if more else 1)) == {0}
-        path = only_version(one_process) / "predictions-step-00000004.parquet"
-        tables.append(pd.read_parquet(path))
-        path.unlink()
-    assert tables[0]["sample_id"].tolist() == list(range(21))
-    pd.testing.assert_frame_equal(tables[0], tables[1], rtol=1e-5)

@@ -5,20 +5,17 @@ from __future__ import annotations
 import pytest
 
 from tests.support.exact_metrics import NUM_TEST, TASKS, WORLD_SIZES, scores, table
-from tests.support.slow import mostly_slow
 
-FAST = ("classifier", (1, 2))
 STEPS = 1  # scores of a model that has learned nothing are as exact
 
 
-@pytest.mark.parametrize(
-    ("task", "world_sizes"),
-    mostly_slow([FAST, *((t, WORLD_SIZES) for t in TASKS)], [FAST]),
-)
-def test_metrics_are_exact_for_every_number_of_processes(task, world_sizes, tmp_path):
-    found = scores(task, tmp_path, "64-true", world_sizes, STEPS)
+# One task with two processes: ../../training/curves/test_test_scores.py; all: test_simulated.py.
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS)
+def test_metrics_are_exact_for_every_number_of_processes(task, tmp_path):
+    found = scores(task, tmp_path, "64-true", steps=STEPS)
     print(table(found))
-    assert [score.world_size for score in found] == list(world_sizes)
+    assert [score.world_size for score in found] == list(WORLD_SIZES)
     alone, *others = found
     assert all(alone.num_samples % score.world_size for score in others)
     for score in others:

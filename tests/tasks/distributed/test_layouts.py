@@ -18,7 +18,6 @@ from tests.datamodules.text import test_sentences as sentences
 from tests.datamodules.text.fine_tuning import made as tuning
 from tests.datamodules.text.fine_tuning import test_pretraining as documents
 from tests.support.runs import fingerprint, in_ranks, metrics, newest_state, only_version
-from tests.support.slow import mostly_slow
 from tests.tasks.distributed.layouts import DOUBLE, NO_DROPOUT, TWO_PROCESSES, Trial, two_parts
 
 ATTENTION_DROPOUT = ("--model.init_args.attention_dropout", "0.2")  # drawn by sample
@@ -90,9 +89,6 @@ LAYOUTS = {
     "processes": TWO_PROCESSES,
     "both": (*two_parts(2), *TWO_PROCESSES),
 }
-# A loss whose weights are known at the end of a step only. Means over samples are compared in
-# `test_ddp.py`, weights that the data know and scores of all tasks in `test_simulated.py`.
-FAST = [("d4rl", "both")]
 # Means of torchmetrics, which sums in single precision; the order of the sum differs by layout.
 SINGLE = {("mnli", "val/loss")}
 # What must be compared, so that a task cannot pass by logging nothing.
@@ -122,9 +118,10 @@ def whole(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(
-    ("name", "layout"), mostly_slow(((n, x) for n in TRIALS for x in LAYOUTS), FAST)
-)
+# Means over samples are compared in `test_ddp.py`, other losses and scores in `test_simulated.py`.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRIALS)
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts_train_alike(whole, tmp_path_factory, name, layout):
     """In float64: every logged number of each step, and the weights."""
     more = (*LENGTH, *NO_DROPOUT, *DOUBLE, *LAYOUTS[layout])
@@ -147,7 +144,7 @@ def test_layouts_train_alike(whole, tmp_path_factory, name, layout):
         torch.testing.assert_close(states[1][weight], tensor, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.slow  # scores of all tasks, simulated: test_simulated.py; predictions: test_ddp.py
+@pytest.mark.slow  # scores of all tasks, simulated: test_simulated.py; predictions: tests/training/
 @pytest.mark.parametrize("name", ["d4rl", "mnli", "squad_v2", "translation"])
 def test_two_processes_score_and_predict_like_one(whole, name):
     folder, found = whole(name), []
@@ -182,6 +179,7 @@ def test_two_processes_score_and_predict_like_one(whole, name):
             assert played[1] == pytest.approx(played[0], rel=1e-9)
 
 
+@pytest.mark.slow  # what a checkpoint stores for it: ../decision/test_task.py
 def test_resumed_equals_uninterrupted(tmp_path_factory, tmp_path):
     """With dropout; the third validation plays episodes, two of them before the checkpoint."""
     more = (*two_parts(2), "--model.init_args.val_every", "3", "--trainer.max_steps", "3")

@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from lit_probattn.models.language_model import IGNORE
+from lit_probattn.rollouts.facts import EvaluationFacts
 from lit_probattn.tasks import Task
 from tests.tasks import test_language_model as language_model
 from tests.tasks import test_masked_lm as masked_lm
 from tests.tasks import test_translation as translation
+from tests.tasks.decision import test_task as decision
 from tests.tasks.distributed.simulated import last_rank
 from tests.tasks.fine_tuning import test_question_answering as questions
 
@@ -112,3 +114,45 @@ def test_the_mean_loss_of_ranks_and_micro_batches_is_that_of_the_global_batch(na
     losses = task.token_losses(batch)
     expected = losses[:, 0].mean() if losses.dim() == 2 else losses.mean()
     torch.testing.assert_close(sum(parts) / 4, expected, rtol=1e-12, atol=0)
+
+
+def test_gradients_of_ranks_with_unlike_numbers_of_steps_are_those_of_the_global_batch(monkeypatch):
+    """A loss whose weights are known at the end of a step only; two micro-batches per rank."""
+    lengths = (5, 2, 4, 1)
+    batch = decision.batch(lengths)
+    monkeypatch.setattr(Task, "on_before_optimizer_step", lambda *_: None)
+    monkeypatch.setattr("lit_probattn.tasks.counted.num_ranks", lambda: 2)
+
+    def gradients_of(rank: int) -> list[torch.Tensor]:
+        task = decision.make_task().double().eval()
+        for row in (2 * rank, 2 * rank + 1):
+            (task.training_step(rows_of(batch, slice(row, row + 1)), row) / 2).backward()
+        task.on_before_optimizer_step(None)
+        return [parameter.grad for parameter in task.parameters()]
+
+    monkeypatch.setattr(
+        "lit_probattn.tasks.counted.sum_over_ranks", lambda _: torch.tensor([float(sum(lengths))])
+    )
+    first, second = gradients_of(0), gradients_of(1)
+    whole = decision.make_task().double().eval()
+    whole.batch_loss(batch).backward()
+    for one, other, parameter in zip(first, second, whole.parameters(), strict=True):
+        torch.testing.assert_close((one + other) / 2, parameter.grad, rtol=1e-10, atol=1e-14)
+
+
+def test_episodes_of_two_ranks_are_those_of_one(monkeypatch):
+    task = decision.make_task().double()
+    task.facts = EvaluationFacts.of(decision.make_data())
+    alone = task.play(28.0, 3)
+    monkeypatch.setattr("lit_probattn.tasks.decision.num_ranks", lambda: 2)
+
+    def play(rank: int) -> list[Any]:
+        task._trainer = SimpleNamespace(global_rank=rank, progress_bar_callback=None)
+        return task.play(28.0, 3)
+
+    ranks = [lambda rank=rank: play(rank) for rank in (0, 1)]
+    together = last_rank(monkeypatch, "lit_probattn.tasks.decision", ranks, "gather_objects")
+    for one, other in zip(alone, together, strict=True):
+        assert (one.number, one.length) == (other.number, other.length)
+        assert one.total == pytest.approx(other.total, rel=1e-9)
+    assert [episode.number for episode in alone] == [0, 1, 2]

@@ -17,7 +17,6 @@ from tests.datamodules.text.fine_tuning.test_pretraining import written as write
 from tests.datamodules.text.translation import made as parallel
 from tests.datamodules.text.translation.test_releases import write_pieces
 from tests.support.runs import fingerprint, metrics, only_version
-from tests.support.slow import mostly_slow
 from tests.tasks.distributed.layouts import Trial
 
 SMALL = {"embed_dim": 16, "head_dim": 8, "num_layers": 1, "mlp_dim": 16, "warmup_steps": 1}
@@ -100,17 +99,12 @@ def _trial(name: str, packed: bool, folder: Path) -> Trial:
     return Trial(task, flags)
 
 
-# One of each base of data sets: documents, packed sentences, pairs of languages. Streams are
-# compared in `tests/tasks/test_language_model.py`.
-FAST = [("pretraining_text", False), ("lm1b", True), ("translation", False)]
-
-
+# Every order of samples is resumed in `tests/datamodules/core/test_every_order.py`, a run on a
+# stream of text in `tests/tasks/test_language_model.py`.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "packed"),
-    mostly_slow(
-        [*((name, False) for name in ROWS), *((name, True) for name in PACKED)],
-        FAST,
-    ),
+    [*((name, False) for name in ROWS), *((name, True) for name in PACKED)],
 )
 def test_two_steps_resumed_after_one_equal_the_whole(name, packed, tmp_path, tmp_path_factory):
     """With dropout, each step of two parts."""

@@ -61,22 +61,12 @@ def problem(path: Path, rank: int) -> str:
     return ", ".join(without_gradient(wrapped.module))
 
 
-# One file of each class; gradients of every variant: tests/attention/test_contract.py.
-FIRST = list({attention_entry(path)["class_path"]: path for path in reversed(ATTENTION)}.values())
-
-
-@pytest.mark.parametrize(
-    "files",
-    [
-        pytest.param(FIRST, id="each class"),
-        pytest.param(ATTENTION, id="every file", marks=pytest.mark.slow),
-    ],
-)
-def test_every_parameter_of_every_variant_gets_a_gradient_under_ddp(files, capfd):
+@pytest.mark.slow  # without processes: below
+def test_every_parameter_of_every_variant_gets_a_gradient_under_ddp(capfd):
     def work() -> int:
         dist.init_process_group("gloo", timeout=timedelta(seconds=60))
         failed = []
-        for path in files:
+        for path in ATTENTION:
             try:
                 found = problem(path, dist.get_rank())
             except Exception:
@@ -85,9 +75,20 @@ def test_every_parameter_of_every_variant_gets_a_gradient_under_ddp(files, capfd
         print("\n".join(failed))
         return 1 if failed else 0
 
-    assert len(ATTENTION) > 40 > len(FIRST) > 4
+    assert len(ATTENTION) > 40
     codes = in_ranks(work)
     assert codes == [0, 0], capfd.readouterr().out
+
+
+# One file of each class; gradients of every variant: tests/attention/test_contract.py.
+FIRST = list({attention_entry(path)["class_path"]: path for path in reversed(ATTENTION)}.values())
+
+
+@pytest.mark.parametrize("path", FIRST, ids=lambda path: path.stem)
+def test_every_parameter_of_a_classifier_gets_a_gradient_in_a_step(path):
+    model = classifier(path)
+    train_step(model, 0)
+    assert without_gradient(model) == []
 
 
 def test_an_unused_parameter_would_be_seen(tmp_path, capfd):

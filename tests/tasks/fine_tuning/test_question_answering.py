@@ -19,6 +19,7 @@ from lit_probattn.tasks.fine_tuning.answers import Prediction, scores_of
 from lit_probattn.training.trained import open_trained
 from tests.datamodules.text.fine_tuning import made
 from tests.support.runs import only_version, run
+from tests.support.slow import mostly_slow
 from tests.tasks import tiny
 from tests.tasks.tiny import softmax
 
@@ -111,7 +112,25 @@ def test_only_a_checkpoint_that_validation_chose_was_selected_on_its_questions(t
     assert json.loads(report.read_text(encoding="utf-8"))["selected_on_test"] is True
 
 
-@pytest.mark.parametrize("task", ["squad", "squad_v2"])
+@pytest.mark.parametrize(
+    ("version", "prediction", "files"),
+    [("1.1", "fg", {".json"}), ("2.0", "", {".json", "-null_odds.json"})],
+)
+def test_only_version_2_predicts_that_there_is_no_answer(version, prediction, files):
+    task = make_task()
+    asked = [SimpleNamespace(id="one", question="which?", context="abcdefghi", answers=["fg"])]
+    data = SimpleNamespace(version=version, predict_split="test", questions=lambda split: asked)
+    task._data = lambda: data
+    found = [[0, 9.0, [(2.5, 5, 7), (0.5, 0, 1)]]]
+    table = task.finish_predictions(pd.DataFrame({"found": found}))
+    (row,) = table.to_dict("records")
+    assert (row["n_best"], row["null_odds"]) == (["fg", "a"], 6.5)
+    written = task.prediction_files(table)
+    assert json.loads(written[".json"]) == {"one": row["prediction"]} == {"one": prediction}
+    assert set(written) == files
+
+
+@pytest.mark.parametrize("task", mostly_slow(["squad", "squad_v2"], ["squad_v2"]))
 def test_scores_are_those_of_every_span_of_every_window(trained, task):
     """Brute force: all windows of a question, one at a time; and the written predictions."""
     folder = trained(task)

@@ -24,6 +24,7 @@ from tests.support.runs import (
     kill_me,
     metrics,
     only_version,
+    rewound,
     run,
     write_attention,
 )
@@ -32,8 +33,8 @@ from tests.support.runs import (
 BATCH, BATCHES, NUM_VAL, SEED = 8, 3, 40, 0
 TWO = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
 PARITY = ("--data.init_args.parity_eval", str(BATCHES))
-# Validations after steps 2, 4, 6 and, out of turn, 7.
-LENGTH = ("--trainer.max_steps", "7", "--trainer.val_check_interval", "2")
+# Validations after steps 2, 4 and, out of turn, 5.
+LENGTH = ("--trainer.max_steps", "5", "--trainer.val_check_interval", "2")
 TESTED = ("--run.test_during_training", "all")
 
 
@@ -112,15 +113,18 @@ def mean_of_batches(rows: list[tuple[int, bool]]) -> float:
     return float(np.mean([np.mean([right for _, right in part]) for part in parts]))
 
 
-@pytest.mark.parametrize("rows", ["their batches", "other rows at a time"])
+OTHER_ROWS = pytest.param("other rows at a time", marks=pytest.mark.slow)  # tests/datamodules/lra
+
+
+@pytest.mark.parametrize("rows", ["their batches", OTHER_ROWS])
 def test_validations_see_the_samples_of_the_oracle_and_say_its_number(tmp_path, whole, rows):
-    (folder, seen), steps = whole, (2, 4, 6, 7)
+    (folder, seen), steps = whole, (2, 4, 5)
     if rows == "other rows at a time":
         folder, steps = tmp_path, (2, 4)
         other = ("--data.init_args.eval_batch_size", "5", "--trainer.max_steps", "4")
         with recorded() as seen:
             run(command(folder, *other, "--run.test_during_training", "null"))
-    expected = oracle(4)
+    expected = oracle(3)
     logged = {row["step"]: row for row in metrics(only_version(folder)) if row["val/accuracy"]}
     assert list(logged) == [str(step) for step in steps]
     for number, step in enumerate(steps):
@@ -135,8 +139,8 @@ def test_the_incomplete_last_batch_of_the_test_split_is_left_out(whole, seen):
     """42 samples: 5 batches of 8, during training, and at the end."""
     folder, trained = whole
     run(command(folder, "--ckpt_path", "last", name="test"))
-    told = json.loads((only_version(folder) / "test-step-00000007.json").read_text())
-    during, found = trained["test", 7], seen["test", 0]  # the command counts no steps
+    told = json.loads((only_version(folder) / "test-step-00000005.json").read_text())
+    during, found = trained["test", 5], seen["test", 0]  # the command counts no steps
     assert during == found
     assert [sample for sample, _ in found] == list(range(40))
     assert told["num_samples"] == 40
@@ -144,17 +148,19 @@ def test_the_incomplete_last_batch_of_the_test_split_is_left_out(whole, seen):
     assert (told["parity_eval"], told["test_samples_left_out"]) == (BATCHES, 2)
 
 
+@pytest.mark.slow  # results without it: ../test_evaluation.py
 def test_without_it_whole_splits_are_scored_and_nothing_is_said(whole, seen):
     folder, _ = whole
     without = ("--data.init_args.parity_eval", "null", "--ckpt_path", "last")
     run(command(folder, *without, name="test"))
     assert [sample for sample, _ in seen["test", 0]] == list(range(42))
-    (path,) = only_version(folder).glob("test-step-00000007-*.json")
+    (path,) = only_version(folder).glob("test-step-00000005-*.json")
     told = json.loads(path.read_text(encoding="utf-8"))
     assert told["num_samples"] == 42
     assert "parity_eval" not in told
 
 
+@pytest.mark.slow  # the orders of the data: tests/datamodules/lra/test_parity_eval.py
 def test_validate_and_predict_read_whole_splits(whole):
     folder, _ = whole
     for name in ("validate", "predict"):
@@ -165,11 +171,20 @@ def test_validate_and_predict_read_whole_splits(whole):
     assert len(pd.read_parquet(path)) == 42
 
 
+def test_the_rotation_goes_on_in_a_resumed_run(whole, tmp_path):
+    version = rewound(only_version(whole[0]), 4, tmp_path)
+    with recorded() as found:
+        run(command(tmp_path, "--ckpt_path", "last"))
+    assert found == {place: rows for place, rows in whole[1].items() if place[1] == 5}
+    assert fingerprint(version) == fingerprint(only_version(whole[0]))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "where",
     [
-        pytest.param({"number": 5}, id="between validations", marks=pytest.mark.slow),
-        pytest.param({"number": 2, "hook": "validation_step", "step": 6}, id="in a validation"),
+        pytest.param({"number": 4}, id="between validations"),
+        pytest.param({"number": 2, "hook": "validation_step", "step": 5}, id="in a validation"),
     ],
 )
 def test_the_rotation_goes_on_after_a_kill(whole, tmp_path, monkeypatch, where):

@@ -14,14 +14,15 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.cli.app import main
-from lit_probattn.tasks import SequenceClassifier
+from lit_probattn.tasks import SequenceClassifier, Task
+from lit_probattn.training.checkpoints import CheckedCheckpointIO, list_checkpoints
 from lit_probattn.training.evaluation import TestScores as Scores
 from lit_probattn.training.logs import RunCSVLogger
+from lit_probattn.training.preemption import Preempted
 from lit_probattn.training.run_folder import RunSettings
 from lit_probattn.training.run_record import read_starts
-from lit_probattn.training.saving import reject_test_monitors
-from tests.datamodules.text.fine_tuning import made as made_questions
-from tests.support.exact_metrics import language_model
+from lit_probattn.training.saving import RunCheckpoint, reject_test_monitors
+from tests.datamodules.text import made as made_text
 from tests.support.runs import (
     at_micro_batch,
     error_of,
@@ -35,7 +36,8 @@ from tests.support.runs import (
     send,
     stateful,
 )
-from tests.tasks.distributed.layouts import Trial
+from tests.tasks import test_language_model as of_language_model
+from tests.tasks.decision import test_task as decision
 from tests.tasks.tiny import data, task, trainer
 
 ALL = ("--run.test_during_training", "all")
@@ -101,10 +103,30 @@ def test_a_number_of_batches_is_the_beginning_of_the_split():
 # ---- ends and layouts --------------------------------------------------------------------------
 
 
+def test_a_signal_within_the_test_split_saves_its_step_and_has_the_validation_repeated(tmp_path):
+    made, saving = task(), RunCheckpoint(tmp_path)
+    score = made.test_step
+
+    def interrupted(batch, batch_idx):
+        made.stop_requested = signal.SIGTERM if batch_idx == 1 else 0
+        score(batch, batch_idx)
+
+    made.test_step = interrupted
+    more = {"plugins": [CheckedCheckpointIO()], "enable_checkpointing": True}
+    run_ = trainer(3, val_check_interval=2, callbacks=[Scores("all"), saving], **more)
+    with pytest.raises(Preempted, match="stopped by SIGTERM after step 2"):
+        run_.fit(made, data())
+    assert "test/loss" not in run_.callback_metrics
+    (saved,) = list_checkpoints(tmp_path, "step")
+    assert saved.name == "step-00000002.ckpt"
+    assert saving.state_dict()["validation_is_due"]
+
+
+@pytest.mark.slow  # the signal: above; repeated validations: ../test_preemption.py
 @pytest.mark.parametrize(
     ("do", "number", "status"),
     [  # killed with a checkpoint of an earlier step
-        pytest.param(kill_me, 6, -signal.SIGKILL, id="killed", marks=pytest.mark.slow),
+        pytest.param(kill_me, 6, -signal.SIGKILL, id="killed"),
         pytest.param(send(signal.SIGTERM), 4, 128 + signal.SIGTERM, id="asked to end"),
     ],
 )
@@ -168,30 +190,25 @@ def test_random_states_are_as_before():
 
 def test_a_language_model_is_scored_in_the_form_of_its_validation(tmp_path):
     """The command test slides its window; during training both splits are cut into segments."""
-    run(["fit", *language_model(tmp_path), *ONE_VALIDATION, *ALL])
-    (row,) = [row for row in metrics(only_version(tmp_path)) if of_test(row)]
-    assert set(of_test(row)) == {"test/ppl_segments", "test/tokens_segments"}
-    assert row["test/ppl_segments"] != row["val/ppl_segments"]
-    tokens = float(row["test/tokens_segments"])
-    run(["test", *language_model(tmp_path), *ONE_VALIDATION, "--ckpt_path", "last"])
-    (path,) = only_version(tmp_path).glob("test-*.json")
-    assert tokens == json.loads(path.read_text(encoding="utf-8"))["test/tokens_sliding"]
+    text = made_text.data(made_text.write(tmp_path), val_stride=None)
+    found = scores_of_one_validation(of_language_model.task(), text)
+    during = {name for name in found if name.startswith("test/")}
+    assert during == {"test/ppl_segments", "test/tokens_segments"}
+    assert found["test/ppl_segments"] != found["val/ppl_segments"]
+    (told,) = trainer().test(of_language_model.task(), text, verbose=False)
+    assert found["test/tokens_segments"] == told["test/tokens_sliding"]
 
 
-def test_a_decision_transformer_plays_no_episodes_for_it(tmp_path):
-    run(Trial("tiny/d4rl").command(tmp_path, *ALL, *ONE_VALIDATION))
-    (row, *_) = [row for row in metrics(only_version(tmp_path)) if of_test(row)]
-    assert set(of_test(row)) == {"test/loss", "test/steps"}
-    assert row["val/return_high"]
+def test_a_decision_transformer_plays_no_episodes_for_it():
+    found = scores_of_one_validation(decision.make_task(val_episodes=1), decision.make_data())
+    assert {name for name in found if name.startswith("test/")} == {"test/loss", "test/steps"}
+    assert "val/return_high" in found
 
 
-def test_questions_are_answered(tmp_path):
-    made_questions.write_squad(tmp_path / "text", "2.0")
-    place = lambda _: ("--data.init_args.path", str(tmp_path / "text"))  # noqa: E731
-    cache = ("--data.init_args.cache_dir", str(tmp_path / "cache"))
-    run(Trial("tiny/squad_v2", place).command(tmp_path, *cache, *ALL, *ONE_VALIDATION))
-    (row, *_) = [row for row in metrics(only_version(tmp_path)) if of_test(row)]
-    assert {"test/loss", "test/f1", "test/exact_match"} <= set(of_test(row))
+def scores_of_one_validation(made: Task, text: LightningDataModule) -> dict[str, torch.Tensor]:
+    run_ = trainer(1, val_check_interval=1, callbacks=[Scores("all")])
+    run_.fit(made, text)
+    return run_.callback_metrics
 
 
 # ---- what is refused ---------------------------------------------------------------------------
@@ -204,19 +221,11 @@ def test_a_checkpoint_is_not_chosen_by_it(tmp_path, capsys):
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_run_does_not_end_by_it(tmp_path, capsys):
-    path = tmp_path / "stop.yaml"
-    name = "lightning.pytorch.callbacks.EarlyStopping"
-    path.write_text(
-        f"trainer: {{callbacks: [{{class_path: {name}, init_args: {{monitor: test/accuracy}}}}]}}"
-    )
-    part = ("--run.test_during_training", "2")
-    line = error_of(command(tmp_path, *part, "--config", str(path)), capsys)
-    told = "the monitor of {} in trainer.callbacks, test/accuracy would select by"
-    assert told.format("EarlyStopping") in line
-    assert "such as val/accuracy" in line
-    with pytest.raises(ValueError, match=told.format("ModelCheckpoint")):
-        reject_test_monitors([ModelCheckpoint(monitor="test/accuracy")])
+def test_a_run_does_not_end_by_it():
+    told = "the monitor of {} in trainer.callbacks, test/accuracy would select by .*val/accuracy"
+    for kind in (EarlyStopping, ModelCheckpoint):
+        with pytest.raises(ValueError, match=told.format(kind.__name__)):
+            reject_test_monitors([kind(monitor="test/accuracy")])
     reject_test_monitors([EarlyStopping("val/accuracy")])
 
 
