@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -222,42 +220,31 @@ def test_few_files_lie_loose():
 
 
 OPTIONAL = ("triton", "aeon", "entmax", "tokenizers", "sacremoses", "sacrebleu", "fvcore")
+HEAVY = ("lightning", "pandas", "timm")
 
 
 def test_package_imports_and_attends_without_optional_packages():
     """A process in which none of them can be found; kernels are imported lazily.
 
     What declares operators to PyTorch is not: a graph must know them before it is recorded.
+    Layers and presets do not import the libraries of runs either; that they do not import
+    PyTorch's compiler takes a new process, in `tests/functional/test_torch_alone.py`.
     """
-    code = """
+    code = f"""
 import sys
-import torch, datamodules
-from lit_probattn.attention import MGKAttention
+for name in [name for name in sys.modules if name.partition(".")[0] in {HEAVY!r}]:
+    del sys.modules[name]
+import torch
+from lit_probattn import swap
+from lit_probattn.attention import MGKAttention, variants
 print([name for name in sys.modules if name.startswith("lit_probattn.kernels.")])
 layer = MGKAttention(embed_dim=8, head_dim=4, num_heads=2)
 print(tuple(layer(torch.zeros(1, 3, 8)).shape))
-"""
-    assert program(code, ROOT, missing=OPTIONAL) == ["[]", "(1, 3, 8)"]
-
-
-HEAVY = ("sympy", "torch._dynamo", "torch._inductor", "triton", "lightning", "pandas", "timm")
-
-
-def test_layers_import_little_beside_torch():
-    """The compiler, which takes longer than PyTorch, waits for the first call that needs it."""
-    code = f"""
-import sys
-import torch
-assert not [name for name in {HEAVY!r} if name in sys.modules], "PyTorch's own"
-import lit_probattn.attention, lit_probattn.functional
-lit_probattn.attention.variants()
-from lit_probattn import create, swap
 model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(32, 4, batch_first=True), 2)
-model, report = swap(model, "mgk", heads=0.5)
-model.eval()(torch.zeros(2, 5, 32))
+model, _ = swap(model, "mgk", heads=0.5)
+print(tuple(model.eval()(torch.zeros(2, 5, 32)).shape), len(variants()) > 9)
 print([name for name in {HEAVY!r} if name in sys.modules])
+import datamodules
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.stdout == "[]\n", done.stderr
+    shown = program(code, ROOT, missing=OPTIONAL)
+    assert shown == ["[]", "(1, 3, 8)", "(2, 5, 32) True", "[]"]
