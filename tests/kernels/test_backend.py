@@ -58,8 +58,8 @@ LAYERS = {
         C, 2, head_dim=E, key_norm_weight=0.4, shifted_keys=True, **options
     ),
 }
-# One product and several, the statistics of the M-step, norms of keys, learned variances.
-FAST = ["mgk-hard", "smgk", "mgk-norms", "mgk-dot"]
+# One product and several, learned variances.
+FAST = ["mgk-hard", "smgk", "mgk-dot"]
 
 
 @pytest.mark.parametrize("name", mostly_slow(LAYERS, FAST))
@@ -117,6 +117,7 @@ def test_what_a_kernel_cannot_do_is_refused_with_what_would_work(make, words):
     layer(x)
 
 
+@pytest.mark.slow
 def test_bias_that_wants_a_gradient_gets_it():
     """As in windows of images: one bias per head, learned, shared by the batch."""
     layer = MGKAttention(C, 2, head_dim=E).to(DEVICE)
@@ -307,7 +308,7 @@ def test_self_tests_see_what_a_kernel_ignores(lost, monkeypatch):
     ("name", "lost"),
     mostly_slow(
         itertools.product(["fish", "gfish"], ["key_mask", "pair_mask", "draw"]),
-        [("fish", "key_mask"), ("fish", "draw")],
+        [("fish", "draw")],
     ),
 )
 def test_self_tests_of_fish_see_what_a_kernel_ignores(name, lost, monkeypatch):
