@@ -1,17 +1,26 @@
-"""Who may import whom: floors, circles, and that the package imports without optional parts."""
+"""Who may import whom: floors, circles, private members, and a package without optional parts."""
 
 from __future__ import annotations
 
 import ast
+import gc
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import lightning.pytorch as pl
 import pytest
+import torch
+from jsonargparse import ArgumentParser
+from lightning.pytorch.callbacks import Callback, RichProgressBar
+from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import nn
 
 from tests.support.forks import program
 from tests.support.paths import ROOT
+from tests.support.private_members import members_of, nodes_of, own_names, private_uses
 
 PACKAGES = ("lit_probattn", "datamodules", "profiling")
 # From the top; a file imports from its own room and from rooms below it. Modules that are named by
@@ -72,19 +81,21 @@ def files() -> dict[str, str]:
     return found
 
 
-def statements(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield every statement inside a node; expressions are most nodes, and contain none."""
-    for inner in ast.iter_child_nodes(node):
-        if not isinstance(inner, ast.expr):
-            yield inner
-            yield from statements(inner)
+@cache
+def nodes(path: str) -> list[ast.AST]:
+    """Return the nodes of a file that the tests look at."""
+    gc.disable()  # all nodes stay: to look for others among them takes longer than to parse
+    try:
+        return nodes_of((ROOT / path).read_text(encoding="utf-8"))
+    finally:
+        gc.enable()
 
 
 @cache
 def imported(path: str) -> frozenset[str]:
     """Return the modules that a file imports anywhere, also inside functions, by full name."""
     found = set()
-    for node in statements(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -218,6 +229,62 @@ def test_folders_are_small():
 def test_few_files_lie_loose():
     assert {path.name for path in (ROOT / "lit_probattn").glob("*.py")} == LOOSE
 
+
+# ---- private members of libraries -------------------------------------------------------------
+
+HOMES = {
+    "lit_probattn/base/torch_internals.py",
+    "lit_probattn/training/lightning_internals.py",
+    "lit_probattn/cli/jsonargparse_internals.py",
+    "profiling/kernels/triton_internals.py",
+    "datamodules/core/loaders.py",
+    "lit_probattn/interop/swap/interface.py",
+}
+BASES = (
+    *(nn.Module, torch.utils.data.Dataset, torch.utils.data.Sampler, torch.autograd.Function),
+    *(pl.LightningModule, pl.LightningDataModule, Callback, RichProgressBar, pl.Trainer),
+    *(LightningCLI, ModelParallelStrategy, ArgumentParser),
+)
+
+
+def test_private_members_of_libraries_stay_in_their_homes():
+    parsed = {path: nodes(path) for path in files().values()}
+    inherited = members_of(iter(BASES))
+    own = own_names(list(parsed.values()), inherited)
+    outside = [
+        f"{path}:{line} {name}"
+        for path, found in parsed.items()
+        if path not in HOMES
+        for line, name in private_uses(found, own, inherited)
+    ]
+    assert outside == []
+    for home in (home for home in HOMES if home.endswith("_internals.py")):
+        assert list(private_uses(parsed[home], own, inherited)), f"{home} has nothing private"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from torch.utils._python_dispatch import TorchDispatchMode",
+        "from lightning.pytorch.cli import _InstantiatorFn",
+        "import torch._dynamo",
+        "trainer._logger_connector.update()",
+        "class M(nn.Module):\n    def _apply(self, fn): ...",
+        "self._modules['a']",
+        "task.__dict__['_modules'] = {}",
+    ],
+)
+def test_a_private_member_is_found(source):
+    uses = private_uses(nodes_of(source), {"_own"}, members_of(iter(BASES)))
+    assert [name for _, name in uses]
+
+
+def test_what_is_ours_or_documented_is_left_alone():
+    source = "self._own\nvalues._replace(a=1)\nos._exit(0)\nfrom ours import _own\nx.__dict__"
+    assert list(private_uses(nodes_of(source), {"_own"}, set())) == []
+
+
+# ---- what an import brings along --------------------------------------------------------------
 
 OPTIONAL = ("triton", "aeon", "entmax", "tokenizers", "sacremoses", "sacrebleu", "fvcore")
 HEAVY = ("lightning", "pandas", "timm")
