@@ -265,6 +265,6 @@ def test_bounds_are_no_constants_of_a_program():
 def test_a_compiled_layer_takes_documents(name):
     layer, x = LAYERS[name]().eval(), torch.randn(1, 9, C)
     compiled = torch.compile(layer, backend="eager")
-    for bounds in ([0, 4, 9], [0, 1, 3, 9]):
+    for bounds in ([0, 4, 9], [0, 2, 9]):
         found = compiled(x, cu_seqlens=torch.tensor(bounds))
         torch.testing.assert_close(found, layer(x, cu_seqlens=torch.tensor(bounds)))
