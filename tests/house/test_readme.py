@@ -1,4 +1,4 @@
-"""The first commands of the README and of docs/training.md run, the others parse, files exist.
+"""The commands of the README and of docs/training.md parse, and files exist.
 
 `tests/pages` runs all of them.
 """
@@ -68,22 +68,6 @@ def test_the_evaluation_names_the_run_that_the_first_command_makes():
     folder = f"runs/{run_stem(file_named('task', task))}-{attention}/0"
     for command in ("test", "predict"):
         assert runs[command][2:] == ["--config", f"{folder}/config.yaml", "--ckpt_path", "best"]
-
-
-@pytest.mark.slow
-def test_first_run_and_its_evaluation_as_they_stand(monkeypatch, tmp_path):
-    """`fit`, `test` and `predict` of the first block, in a folder that holds the configurations."""
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("LIT_PROBATTN_CACHE", str(tmp_path / "cache"))
-    runs = [words[1:] for words in commands() if words[:1] == ["lit-probattn"]]
-    first = [words for words in runs if words[0] in ("fit", "test", "predict")][:3]
-    assert [words[0] for words in first] == ["fit", "test", "predict"]
-    for arguments in first:
-        assert main(arguments) == 0, arguments
-    (version,) = (tmp_path / "runs").glob("*/0")
-    assert list(version.glob("test-*.json"))
-    assert list(version.glob("predictions-*.parquet"))
 
 
 def parsed_fit(arguments, capsys):
