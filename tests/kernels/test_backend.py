@@ -58,8 +58,8 @@ LAYERS = {
         C, 2, head_dim=E, key_norm_weight=0.4, shifted_keys=True, **options
     ),
 }
-# One product and several, learned variances.
-FAST = ["mgk-hard", "smgk", "mgk-dot"]
+# One product and several, the statistics of the M-step, norms of keys, learned variances.
+FAST = ["mgk-hard", "smgk", "mgk-norms", "mgk-dot"]
 
 
 @pytest.mark.parametrize("name", mostly_slow(LAYERS, FAST))

@@ -52,6 +52,7 @@ def check_kind(name, is_causal, tiles, head_dims, sizes):
         ),
         [
             ("shifted", True, (16, 48), (1, 5)),
+            ("mixed, prior per position, normed", True, (16, 48), (1, 5)),
             ("weighted", True, (16, 48), (21, 40)),  # states carried within a segment
             ("relu, normed", False, (64, 64), (40, 21)),
         ],
