@@ -73,7 +73,9 @@ def test_every_layer_keeps_its_promises(name, check):
     CHECKS[check].run(LAYERS[name])
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize(
+    "name", mostly_slow(EXAMPLES, [*LAYERS, *list(EXAMPLES)[len(LAYERS) :: 3]])
+)
 def test_weights_are_the_maps_of_the_forward_pass(name):
     """In training, and at evaluation with the noise that is asked for; in both precisions."""
     layer, masks = EXAMPLES[name](), {}

@@ -13,6 +13,7 @@ from lit_probattn.attention.numerics import reference_output, split_precision
 from lit_probattn.kernels.cpu import library, selftest
 from lit_probattn.randomness import RandomKey
 from tests.attention.variants import EMBED, backends_for, layers
+from tests.support.slow import mostly_slow
 
 LAYERS = layers()
 B, N = 2, 31
@@ -122,7 +123,7 @@ def test_layers_without_tiles_are_refused_for_their_form(name):
 
 
 @needs_library
-@pytest.mark.parametrize("name", TILED)
+@pytest.mark.parametrize("name", mostly_slow(TILED, TILED[::3]))
 def test_error_of_tiles_is_at_most_that_of_plain_code(name):
     """Output and every gradient against float64, root mean square over several inputs.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+from functools import cache
+from importlib import metadata
 
 import lightning.pytorch as pl
 import pytest
@@ -41,6 +43,19 @@ def folder(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
+known_distributions = cache(metadata.packages_distributions)
+
+
+@pytest.fixture
+def _distributions_are_listed_once(monkeypatch):
+    """Looking through everything that is installed takes half a second each time."""
+    monkeypatch.setattr(metadata, "packages_distributions", known_distributions)
+
+
+listed_once = pytest.mark.usefixtures("_distributions_are_listed_once")
+
+
+@listed_once
 @pytest.mark.parametrize("door", DOORS)
 def test_a_module_in_the_working_folder_is_not_imported(folder, door):
     with pytest.raises(ConfigError, match=r"strange.py\) is not .*: add --allow_code strange if"):
@@ -48,6 +63,7 @@ def test_a_module_in_the_working_folder_is_not_imported(folder, door):
     assert not (folder / "ran").exists()
 
 
+@listed_once
 @pytest.mark.parametrize(
     "more",
     [
@@ -70,6 +86,7 @@ def test_no_flag_of_a_run_imports_it(folder, more, capsys):
     assert not (folder / "ran").exists()
 
 
+@listed_once
 def test_what_is_allowed_is_imported_with_all_that_it_needs(folder, capsys):
     line = error_of(
         arguments("fit", folder, "--allow_code", "strange", "--data", "strange.X"), capsys

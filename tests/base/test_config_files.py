@@ -106,7 +106,7 @@ def test_every_shipped_file_has_its_name():
         held = [
             b.parent / f"{name}.yaml"
             for b in bundles
-            for name in yaml.safe_load(b.read_text(encoding="utf-8"))
+            for name in load_yaml(b.read_text(encoding="utf-8"))
         ]
         entries = [path for path in held if path.stem not in ("under", "shared")]
         assert len(entries) == len(set(entries))
@@ -245,10 +245,10 @@ def test_a_file_stands_in_one_place(folders):
 @pytest.mark.parametrize("bundle", sorted(CONFIGS.rglob("*.bundle.yaml")), ids=lambda p: p.name)
 def test_a_shipped_bundle_reads_the_same_whole_and_entry_by_entry(bundle):
     text = bundle.read_text(encoding="utf-8")
-    whole = yaml.safe_load(text)  # refuses an anchor that stands there twice
+    whole = load_yaml(text)  # refuses an anchor that stands there twice
     for name in names_in(bundle):
         path = bundle.parent / f"{name}.yaml"
-        part = yaml.safe_load(narrowed(bundle, text, path))
+        part = load_yaml(narrowed(bundle, text, path))
         assert entry_of(bundle, part, path) == entry_of(bundle, whole, path)
 
 
@@ -332,7 +332,7 @@ def test_errors_are_those_of_the_loader_in_python(text):
 
 
 @pytest.mark.parametrize(
-    "text", ["a: " + 20_000 * "[", "\n".join(" " * i + "a:" for i in range(3500))], ids=["[", ":"]
+    "text", ["a: " + 5_000 * "[", "\n".join(" " * i + "a:" for i in range(3500))], ids=["[", ":"]
 )
 def test_values_nested_too_deeply_do_not_end_the_process(text):
     """The C loader would overflow the stack; with a low limit Python's soon raises."""

@@ -1,95 +1,20 @@
-"""What PyTorch keeps to itself and we use: each name as it is today, and used in one file only.
+"""What PyTorch keeps to itself and we use: each name as it is today.
 
 A failure here means that the library has changed: mend the file that the test names.
+`tests/house/test_imports.py` finds uses in other files.
 """
 
 from __future__ import annotations
 
-import ast
-import gc
 import inspect
 
-import lightning.pytorch as pl
 import pytest
 import torch
-from jsonargparse import ArgumentParser
-from lightning.pytorch.callbacks import Callback, RichProgressBar
-from lightning.pytorch.cli import LightningCLI
-from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
 from torch.utils.flop_counter import flop_registry
 
 from lit_probattn.base import torch_internals
 from tests.support.helpers import LOOPBACK, listening_on
-from tests.support.paths import ROOT
-from tests.support.private_members import members_of, nodes_of, own_names, private_uses
-
-PACKAGES = ("lit_probattn", "datamodules", "profiling")
-HOMES = {
-    "lit_probattn/base/torch_internals.py",
-    "lit_probattn/training/lightning_internals.py",
-    "lit_probattn/cli/jsonargparse_internals.py",
-    "profiling/kernels/triton_internals.py",
-    "datamodules/core/loaders.py",
-    "lit_probattn/interop/swap/interface.py",
-}
-BASES = (
-    *(nn.Module, torch.utils.data.Dataset, torch.utils.data.Sampler, torch.autograd.Function),
-    *(pl.LightningModule, pl.LightningDataModule, Callback, RichProgressBar, pl.Trainer),
-    *(LightningCLI, ModelParallelStrategy, ArgumentParser),
-)
-
-
-def files() -> dict[str, list[ast.AST]]:
-    paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
-    gc.disable()  # all nodes stay: to look for others among them takes longer than to parse
-    try:
-        return {
-            path.relative_to(ROOT).as_posix(): nodes_of(path.read_text(encoding="utf-8"))
-            for path in paths
-        }
-    finally:
-        gc.enable()
-
-
-def test_private_members_of_libraries_stay_in_their_homes():
-    parsed = files()
-    inherited = members_of(iter(BASES))
-    own = own_names(list(parsed.values()), inherited)
-    outside = [
-        f"{path}:{line} {name}"
-        for path, nodes in parsed.items()
-        if path not in HOMES
-        for line, name in private_uses(nodes, own, inherited)
-    ]
-    assert outside == []
-    for home in (home for home in HOMES if home.endswith("_internals.py")):
-        assert list(private_uses(parsed[home], own, inherited)), f"{home} has nothing private"
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "from torch.utils._python_dispatch import TorchDispatchMode",
-        "from lightning.pytorch.cli import _InstantiatorFn",
-        "import torch._dynamo",
-        "trainer._logger_connector.update()",
-        "class M(nn.Module):\n    def _apply(self, fn): ...",
-        "self._modules['a']",
-        "task.__dict__['_modules'] = {}",
-    ],
-)
-def test_a_private_member_is_found(source):
-    uses = private_uses(nodes_of(source), {"_own"}, members_of(iter(BASES)))
-    assert [name for _, name in uses]
-
-
-def test_what_is_ours_or_documented_is_left_alone():
-    source = "self._own\nvalues._replace(a=1)\nos._exit(0)\nfrom ours import _own\nx.__dict__"
-    assert list(private_uses(nodes_of(source), {"_own"}, set())) == []
-
-
-# ---- the members ------------------------------------------------------------------------------
 
 
 def test_backward_passes_are_told_apart():

@@ -91,10 +91,8 @@ def test_an_operator_passes_opcheck(operator, name, backend, masked):
     torch.library.opcheck(target, tuple(map(leaf, args)), test_utils=CHECKS)
 
 
-@pytest.mark.parametrize(
-    ("name", "backend", "masked"),
-    mostly_slow(dict.fromkeys(case[1:] for case in CASES), [("favor", "auto", False)]),
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "backend", "masked"), dict.fromkeys(c[1:] for c in CASES))
 def test_a_graph_holds_these_calls(name, backend, masked):
     """The operators that `torch.compile` records, and their arguments."""
     found = {}

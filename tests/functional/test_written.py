@@ -38,10 +38,10 @@ CELLS += left((form, "ast", 160) for form in ("export", "compile"))  # some bloc
 CELLS += [(form, name, 512) for form, name in product(FORMS, PRESETS)]
 # Every form; ONNX takes seconds.
 FAST_CELLS = [
-    *(("export", name, 512) for name in ("polynomial", "as_released/lm/mgk")),
+    ("export", "polynomial", 512),
     ("compile", "mgk_hard_e", 512),
-    ("export_dynamic", "fish", 32),
-    ("onnx", "smgk", 32),
+    ("export_dynamic", "smgk", 32),
+    ("onnx", "fish", 32),
 ]
 FAST_CELLS = left(FAST_CELLS)
 
@@ -64,7 +64,7 @@ def own_operators(program):
     ("name", "train"),
     mostly_slow(
         product(left(["smgk", "fish", "ast", "mgk_hard_e", "favor"]), [False, True]),
-        left([("mgk_hard_e", False), ("ast", False), ("favor", False)]),
+        left([("ast", False)]),
     ),
 )
 def test_an_exported_program_holds_pytorchs_operators_only(name, train, monkeypatch):
@@ -78,23 +78,18 @@ def test_an_exported_program_holds_pytorchs_operators_only(name, train, monkeypa
     assert not own_operators(program)
 
 
-@pytest.mark.parametrize(
-    ("name", "has_key"),
-    mostly_slow(
-        product(["softmax", "smgk", "fish"], [False, True]), [("softmax", False), ("fish", True)]
-    ),
-)
-def test_draws_of_an_exported_program(name, has_key):
+@pytest.mark.parametrize("name", mostly_slow(["softmax", "smgk", "fish"], ["softmax"]))
+def test_draws_of_an_exported_program(name):
     """A key is a constant of the program; without one it draws as the layer does."""
 
     class Keyed(torch.nn.Module):
         def __init__(self):
             super().__init__()
             self.layer = layer_of(name, dropout=0.3).train()
-            self.rng = RandomKey(3, 2, torch.arange(5, 7)) if has_key else None
+            self.rng = RandomKey(3, 2, torch.arange(5, 7))
 
         def forward(self, query):
-            return self.layer(query, rng=self.rng)
+            return torch.cat([self.layer(query, rng=rng) for rng in (self.rng, None)])
 
     layer, x, found = Keyed(), inputs(40, 1), []
     program = export(layer, 40)
@@ -116,7 +111,8 @@ def test_traces(trace):
         torch.testing.assert_close(graph(inputs(64, 1)), layer(inputs(64, 1)), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", mostly_slow(PUBLIC, ["favor"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PUBLIC)
 def test_training_with_dropout_in_one_graph(name):
     """Draws and gradients are those of the layer, and a draw is not a constant of the graph."""
     layer, x = layer_of(name, dropout=0.3).train(), inputs(48, 1)

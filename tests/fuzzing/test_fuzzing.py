@@ -34,7 +34,7 @@ COMMANDS = ("flags", "configs")
 
 @pytest.mark.parametrize("name", every_nth(2, [pytest.param(name, id=name) for name in TARGETS]))
 def test_edited_input_is_refused_clearly_or_read_right(name):
-    TARGETS[name].run(4 if name in COMMANDS else 30)
+    TARGETS[name].run(2 if name in COMMANDS else 30)
 
 
 @pytest.mark.slow

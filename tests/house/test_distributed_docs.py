@@ -12,6 +12,7 @@ import yaml
 from lit_probattn.base.config_files import is_there
 from tests.house.test_readme import parsed_fit, without_checkpoint
 from tests.support.paths import ROOT
+from tests.support.slow import every_nth
 
 DOCS = ROOT / "docs"
 SCRIPTS = sorted((DOCS / "slurm").glob("*.sbatch"))
@@ -44,7 +45,8 @@ def commands() -> list[list[str]]:
 
 
 @pytest.mark.parametrize(
-    "arguments", without_checkpoint(commands()), ids=lambda words: " ".join(words)[-60:]
+    "arguments",
+    every_nth(2, [pytest.param(w, id=" ".join(w)[-60:]) for w in without_checkpoint(commands())]),
 )
 def test_fit_commands_parse(arguments, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)

@@ -145,6 +145,7 @@ def test_generalised_mixing_as_written_collapses_for_scalar_maps():
     torch.testing.assert_close(found, collapsed, rtol=0, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_unit_of_the_flops_of_table_5():
     """Printed in 10⁹: 1024 times what we count, 4.49 and 4.26; they count norms and biases too."""
     model = timm.create_model("swin_tiny_patch4_window7_224").eval()

@@ -1,19 +1,26 @@
-"""Who may import whom: floors, circles, and that the package imports without optional parts."""
+"""Who may import whom: floors, circles, private members, and a package without optional parts."""
 
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
+import gc
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import lightning.pytorch as pl
 import pytest
+import torch
+from jsonargparse import ArgumentParser
+from lightning.pytorch.callbacks import Callback, RichProgressBar
+from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import nn
 
 from tests.support.forks import program
 from tests.support.paths import ROOT
+from tests.support.private_members import members_of, nodes_of, own_names, private_uses
 
 PACKAGES = ("lit_probattn", "datamodules", "profiling")
 # From the top; a file imports from its own room and from rooms below it. Modules that are named by
@@ -74,19 +81,21 @@ def files() -> dict[str, str]:
     return found
 
 
-def statements(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield every statement inside a node; expressions are most nodes, and contain none."""
-    for inner in ast.iter_child_nodes(node):
-        if not isinstance(inner, ast.expr):
-            yield inner
-            yield from statements(inner)
+@cache
+def nodes(path: str) -> list[ast.AST]:
+    """Return the nodes of a file that the tests look at."""
+    gc.disable()  # all nodes stay: to look for others among them takes longer than to parse
+    try:
+        return nodes_of((ROOT / path).read_text(encoding="utf-8"))
+    finally:
+        gc.enable()
 
 
 @cache
 def imported(path: str) -> frozenset[str]:
     """Return the modules that a file imports anywhere, also inside functions, by full name."""
     found = set()
-    for node in statements(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -221,43 +230,88 @@ def test_few_files_lie_loose():
     assert {path.name for path in (ROOT / "lit_probattn").glob("*.py")} == LOOSE
 
 
+# ---- private members of libraries -------------------------------------------------------------
+
+HOMES = {
+    "lit_probattn/base/torch_internals.py",
+    "lit_probattn/training/lightning_internals.py",
+    "lit_probattn/cli/jsonargparse_internals.py",
+    "profiling/kernels/triton_internals.py",
+    "datamodules/core/loaders.py",
+    "lit_probattn/interop/swap/interface.py",
+}
+BASES = (
+    *(nn.Module, torch.utils.data.Dataset, torch.utils.data.Sampler, torch.autograd.Function),
+    *(pl.LightningModule, pl.LightningDataModule, Callback, RichProgressBar, pl.Trainer),
+    *(LightningCLI, ModelParallelStrategy, ArgumentParser),
+)
+
+
+def test_private_members_of_libraries_stay_in_their_homes():
+    parsed = {path: nodes(path) for path in files().values()}
+    inherited = members_of(iter(BASES))
+    own = own_names(list(parsed.values()), inherited)
+    outside = [
+        f"{path}:{line} {name}"
+        for path, found in parsed.items()
+        if path not in HOMES
+        for line, name in private_uses(found, own, inherited)
+    ]
+    assert outside == []
+    for home in (home for home in HOMES if home.endswith("_internals.py")):
+        assert list(private_uses(parsed[home], own, inherited)), f"{home} has nothing private"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from torch.utils._python_dispatch import TorchDispatchMode",
+        "from lightning.pytorch.cli import _InstantiatorFn",
+        "import torch._dynamo",
+        "trainer._logger_connector.update()",
+        "class M(nn.Module):\n    def _apply(self, fn): ...",
+        "self._modules['a']",
+        "task.__dict__['_modules'] = {}",
+    ],
+)
+def test_a_private_member_is_found(source):
+    uses = private_uses(nodes_of(source), {"_own"}, members_of(iter(BASES)))
+    assert [name for _, name in uses]
+
+
+def test_what_is_ours_or_documented_is_left_alone():
+    source = "self._own\nvalues._replace(a=1)\nos._exit(0)\nfrom ours import _own\nx.__dict__"
+    assert list(private_uses(nodes_of(source), {"_own"}, set())) == []
+
+
+# ---- what an import brings along --------------------------------------------------------------
+
 OPTIONAL = ("triton", "aeon", "entmax", "tokenizers", "sacremoses", "sacrebleu", "fvcore")
+HEAVY = ("lightning", "pandas", "timm")
 
 
 def test_package_imports_and_attends_without_optional_packages():
     """A process in which none of them can be found; kernels are imported lazily.
 
     What declares operators to PyTorch is not: a graph must know them before it is recorded.
+    Layers and presets do not import the libraries of runs either; that they do not import
+    PyTorch's compiler takes a new process, in `tests/functional/test_torch_alone.py`.
     """
-    code = """
+    code = f"""
 import sys
-import torch, datamodules
-from lit_probattn.attention import MGKAttention
+for name in [name for name in sys.modules if name.partition(".")[0] in {HEAVY!r}]:
+    del sys.modules[name]
+import torch
+from lit_probattn import swap
+from lit_probattn.attention import MGKAttention, variants
 print([name for name in sys.modules if name.startswith("lit_probattn.kernels.")])
 layer = MGKAttention(embed_dim=8, head_dim=4, num_heads=2)
 print(tuple(layer(torch.zeros(1, 3, 8)).shape))
-"""
-    assert program(code, ROOT, missing=OPTIONAL) == ["[]", "(1, 3, 8)"]
-
-
-HEAVY = ("sympy", "torch._dynamo", "torch._inductor", "triton", "lightning", "pandas", "timm")
-
-
-def test_layers_import_little_beside_torch():
-    """The compiler, which takes longer than PyTorch, waits for the first call that needs it."""
-    code = f"""
-import sys
-import torch
-assert not [name for name in {HEAVY!r} if name in sys.modules], "PyTorch's own"
-import lit_probattn.attention, lit_probattn.functional
-lit_probattn.attention.variants()
-from lit_probattn import create, swap
 model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(32, 4, batch_first=True), 2)
-model, report = swap(model, "mgk", heads=0.5)
-model.eval()(torch.zeros(2, 5, 32))
+model, _ = swap(model, "mgk", heads=0.5)
+print(tuple(model.eval()(torch.zeros(2, 5, 32)).shape), len(variants()) > 9)
 print([name for name in {HEAVY!r} if name in sys.modules])
+import datamodules
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.stdout == "[]\n", done.stderr
+    shown = program(code, ROOT, missing=OPTIONAL)
+    assert shown == ["[]", "(1, 3, 8)", "(2, 5, 32) True", "[]"]

@@ -1,4 +1,4 @@
-"""The first commands of the README and of docs/training.md run, the others parse, files exist.
+"""The commands of the README and of docs/training.md parse, and files exist.
 
 `tests/pages` runs all of them.
 """
@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 import lit_probattn
+from lit_probattn.base.config_files import file_named, run_stem
 from lit_probattn.cli.app import main
 from lit_probattn.compare.own import read_row
 from lit_probattn.configs import attention_entry
@@ -61,19 +62,12 @@ def test_python_blocks_run():
         exec(compile(code, "README.md", "exec"), {})
 
 
-def test_first_run_and_its_evaluation_as_they_stand(monkeypatch, tmp_path):
-    """`fit`, `test` and `predict` of the first block, in a folder that holds the configurations."""
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("LIT_PROBATTN_CACHE", str(tmp_path / "cache"))
-    runs = [words[1:] for words in commands() if words[:1] == ["lit-probattn"]]
-    first = [words for words in runs if words[0] in ("fit", "test", "predict")][:3]
-    assert [words[0] for words in first] == ["fit", "test", "predict"]
-    for arguments in first:
-        assert main(arguments) == 0, arguments
-    (version,) = (tmp_path / "runs").glob("*/0")
-    assert list(version.glob("test-*.json"))
-    assert list(version.glob("predictions-*.parquet"))
+def test_the_evaluation_names_the_run_that_the_first_command_makes():
+    runs = {words[1]: words for words in commands()[::-1] if words[0] == "lit-probattn"}
+    task, attention = (runs["fit"][runs["fit"].index(f) + 1] for f in ("--task", "--attention"))
+    folder = f"runs/{run_stem(file_named('task', task))}-{attention}/0"
+    for command in ("test", "predict"):
+        assert runs[command][2:] == ["--config", f"{folder}/config.yaml", "--ckpt_path", "best"]
 
 
 def parsed_fit(arguments, capsys):

@@ -117,19 +117,6 @@ def test_what_a_kernel_cannot_do_is_refused_with_what_would_work(make, words):
     layer(x)
 
 
-def test_bias_that_wants_a_gradient_gets_it():
-    """As in windows of images: one bias per head, learned, shared by the batch."""
-    layer = MGKAttention(C, 2, head_dim=E).to(DEVICE)
-    x, bias = torch.randn(B, N, C, device=DEVICE), torch.randn(1, 2, N, N, device=DEVICE)
-    grads = {}
-    for backend in ("reference", "triton"):
-        layer.backend = backend
-        leaf = bias.clone().requires_grad_()
-        layer(x, bias=leaf).square().sum().backward()
-        grads[backend] = leaf.grad
-    torch.testing.assert_close(grads["triton"], grads["reference"], atol=2e-5, rtol=1e-4)
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
 def test_without_a_gpu_an_explicit_kernel_says_what_is_missing(monkeypatch):
     monkeypatch.delenv(runtime.INTERPRET_VARIABLE)
@@ -307,7 +294,7 @@ def test_self_tests_see_what_a_kernel_ignores(lost, monkeypatch):
     ("name", "lost"),
     mostly_slow(
         itertools.product(["fish", "gfish"], ["key_mask", "pair_mask", "draw"]),
-        [("fish", "key_mask"), ("fish", "draw")],
+        [("fish", "draw")],
     ),
 )
 def test_self_tests_of_fish_see_what_a_kernel_ignores(name, lost, monkeypatch):

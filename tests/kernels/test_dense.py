@@ -105,7 +105,7 @@ def padded_mask(kind, length):
     ("family", "kind", "is_causal"),
     mostly_slow(
         itertools.product(FORMS, PADDED, [False, True]),
-        [("softmax", "both", True), ("smgk", "end", False)],
+        [("softmax", "both", True)],
     ),
 )
 def test_loops_that_end_with_the_real_keys_change_no_bit(family, kind, is_causal):
@@ -163,7 +163,7 @@ def test_bias_of_minus_infinity_hides_like_a_mask():
     assert all(g.isfinite().all() for g in grads)
 
 
-@pytest.mark.parametrize("family", mostly_slow(FORMS, ["softmax", "mgk"]))
+@pytest.mark.parametrize("family", mostly_slow(FORMS, ["mgk"]))
 def test_keys_whose_prior_is_zero_have_no_weight(family):
     """Of all components: as if the keys were not there, even where a whole tile of them begins."""
     form, first = FORMS[family][0], 35
@@ -231,7 +231,7 @@ def test_dropped_pairs_are_those_of_the_reference(family):
     ("far", "dtype"),
     mostly_slow(
         itertools.product([3.0, 300.0], [torch.float32, torch.float16]),
-        [(3.0, torch.float32), (300.0, torch.float16)],
+        [(300.0, torch.float16)],
     ),
 )
 def test_one_exponential_stays_right_when_components_are_far_apart(far, dtype):
@@ -344,7 +344,7 @@ POINT_FORMS = {
     ("name", "gaussian"),
     mostly_slow(
         itertools.product(POINT_FORMS, [True, False]),
-        [("hard", True), ("smgk", False)],
+        [("hard", True)],
     ),
 )
 def test_output_and_all_gradients_are_those_of_the_equation(name, gaussian, monkeypatch):

@@ -65,7 +65,7 @@ def test_error_of_mixed_heads_and_of_states_is_within_twice_that_of_eager_code(c
     """Output and input gradients each, and parameters of a layer together."""
     family = "fish" if case in cases_of("fish") else "linear"
     shapes = SHAPES[family] if draws_noise(case) else SHAPES[family][:3]
-    shapes = shapes if dtype == torch.float32 else shapes[::2]
+    shapes = shapes if dtype == torch.float32 else shapes[::3]
     rows = parity_rows(case, dtype, device=DEVICE, head_dim=9, shapes=shapes)
     found = {row.tensor for row in rows}
     assert found >= {"out", "query", "key", "value"}

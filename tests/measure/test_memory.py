@@ -43,8 +43,8 @@ class FusedBlock(nn.Module):
 
 
 def build(train):
-    model = nn.Sequential(*(FusedBlock(128, 4) for _ in range(4)))
-    x = torch.randn(4, 256, 128)
+    model = nn.Sequential(*(FusedBlock(64, 2) for _ in range(2)))
+    x = torch.randn(2, 128, 64)
 
     def step():
         with torch.set_grad_enabled(train):
@@ -56,7 +56,7 @@ def build(train):
     return step, (model, x)
 
 
-def test_training_step_of_four_blocks_is_equal_to_the_byte():
+def test_training_step_of_two_blocks_is_equal_to_the_byte():
     """With a wide MLP the peak lies outside the fused kernel: nothing hides from fake tensors."""
     assert predicted_bytes(partial(build, True)) == measured_cpu_bytes(partial(build, True))
 
@@ -98,7 +98,7 @@ def bytes_by_mem_tracker(make):
     ("backend", "mode"),
     mostly_slow(
         itertools.product(["reference", "sdpa", "blockwise"], ["train", "eval"]),
-        [("sdpa", "train"), ("blockwise", "eval")],
+        [("sdpa", "train")],
     ),
 )
 def test_predictions_are_those_of_mem_tracker(backend, mode):
@@ -107,13 +107,14 @@ def test_predictions_are_those_of_mem_tracker(backend, mode):
         | {"vocab_size": 211, "include_output_layer": False},
         grid={"embed_dim": [12], "seq_len": [37], "mode": [mode], "backend": [backend]},
         measure=["memory"],
-        variants={"softmax": attention(), "mgk": attention(MGK, num_heads=1)},
+        variants={"mgk": attention(MGK, num_heads=1)},
+        baseline="mgk",
     )
-    for point in make_plan(config, Path.cwd()):
-        make = partial(make_step, point, torch.device("cpu"))
-        predicted = predicted_bytes(make)
-        assert predicted == bytes_by_mem_tracker(make)
-        assert min(predicted) > 0
+    (point,) = make_plan(config, Path.cwd())
+    make = partial(make_step, point, torch.device("cpu"))
+    predicted = predicted_bytes(make)
+    assert predicted == bytes_by_mem_tracker(make)
+    assert min(predicted) > 0
 
 
 def test_storages_that_grow_and_end_are_followed():

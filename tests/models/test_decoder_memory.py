@@ -19,7 +19,7 @@ from tests.models.test_encoder_decoder import MLP, WORDS, C, E, factory
 from tests.support.slow import mostly_slow
 
 VARIANTS = layers()
-QUICK = ("softmax", "mgk", "linear", "mlk")
+SHORT = ("softmax", "mgk", "linear", "mlk")
 
 
 def training_step(attention, length):
@@ -38,19 +38,20 @@ def training_step(attention, length):
     return step, (model, tokens, mask)
 
 
-@pytest.mark.parametrize("name", mostly_slow(VARIANTS, QUICK))
+@pytest.mark.parametrize("name", mostly_slow(VARIANTS, ["softmax"]))
 def test_memory_of_a_training_step_is_linear_in_the_length(name, monkeypatch):
     """Twice the tokens take at most twice the memory; blocks are as large at both lengths.
 
     Score maps of several heads are a block each only at lengths of 1,024, which take longer.
     """
-    first = 512 if name in QUICK else 1024
+    first = 512 if name in SHORT else 1024
     monkeypatch.setitem(BLOCK_SCORES, "cpu", 4 * first**2)  # few blocks to follow
     step = partial(training_step, factory(VARIANTS[name]))
     short, long = (predicted_bytes(partial(step, length))[0] for length in (first, 2 * first))
     assert 1.0 < long / short < 2.05
 
 
+@pytest.mark.slow
 def test_stored_maps_would_be_seen():
     step = partial(training_step, partial(MGKAttention, num_heads=2, backend="reference"))
     short, long = (predicted_bytes(partial(step, length))[0] for length in (128, 256))

@@ -12,6 +12,7 @@ import yaml
 
 from lit_probattn.attention import FiSHAttention, MGKAttention, SoftmaxAttention
 from lit_probattn.base.errors import ConfigError
+from lit_probattn.cli.app import main
 from lit_probattn.compare.protocol import attention_option, draws_noise_at_eval
 from lit_probattn.configs import attention_factory, canonical
 from lit_probattn.models.encoder_decoder import EncoderDecoder
@@ -155,18 +156,35 @@ def test_layers_that_the_model_does_not_have_are_refused():
         LAYERS(8, head_dim=4)
 
 
-def test_a_run_is_trained_tested_and_told_apart(tmp_path):
+@pytest.fixture
+def command(tmp_path):
+    """Return words of a run whose second layer has another number and size of heads."""
     path = tmp_path / "by_layers.yaml"
     short = {"default": MGK, "layers": {1: {"num_heads": 1, "head_dim": 6}}}
     path.write_text(yaml.safe_dump({"model": {"init_args": {"attention": short}}}))
     files = ["--task", str(ROOT / "configs/tasks/tiny/lra_text.yaml"), "--attention", str(path)]
-    place = ["--run.root", str(tmp_path / "runs"), "--trainer.accelerator", "cpu"]
-    run(["fit", *files, *place, "--trainer.max_steps", "2"])
-    folder = only_version(tmp_path)
-    assert folder.parent.name == "lra_text_tiny-by_layers"
-    stored = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    return [*files, "--run.root", str(tmp_path / "runs"), "--trainer.accelerator", "cpu"]
+
+
+def assert_told_apart(text):
+    """Compare the written configuration with the layers of the command."""
+    stored = yaml.safe_load(text)
     attention = stored["model"]["init_args"]["attention"]
     assert [attention_option(stored, name) for name in ("num_heads", "dropout")] == ["2/1", 0.0]
     assert {int(key): size for key, size in attention["init_args"]["head_dims"].items()} == {1: 6}
+
+
+def test_a_command_takes_layers(command, capsys):
+    with pytest.raises(SystemExit):
+        main(["fit", *command, "--print_config"])
+    assert_told_apart(capsys.readouterr().out)
+
+
+@pytest.mark.slow
+def test_a_run_is_trained_tested_and_told_apart(command, tmp_path):
+    run(["fit", *command, "--trainer.max_steps", "2"])
+    folder = only_version(tmp_path)
+    assert folder.parent.name == "lra_text_tiny-by_layers"
+    assert_told_apart((folder / "config.yaml").read_text(encoding="utf-8"))
     run(["test", "--config", str(folder / "config.yaml"), "--ckpt_path", "last"])
     assert list(folder.glob("test-*.json"))

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from xml.etree import ElementTree
 
 import pytest
@@ -32,6 +33,7 @@ def addresses(part) -> list[str]:
     return [address for item in inside for address in addresses(item)]
 
 
+@cache
 def site():
     """Return the program that writes the pages of the site."""
     spec = importlib.util.spec_from_file_location("site_pages", ROOT / "docs/site.py")

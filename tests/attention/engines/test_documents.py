@@ -17,7 +17,6 @@ from lit_probattn.attention import (
 )
 from lit_probattn.attention.packing import Packing
 from lit_probattn.randomness import RandomKey
-from tests.support.slow import mostly_slow
 
 C, H, E = 22, 2, 10
 LENGTHS = [5, 1, 17, 0, 9, 16, 5, 11]
@@ -261,10 +260,11 @@ def test_bounds_are_no_constants_of_a_program():
         torch.export.export(layer, (x,), {"cu_seqlens": bounds})
 
 
-@pytest.mark.parametrize("name", mostly_slow(["softmax", "mgk"], ["softmax"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["softmax", "mgk"])
 def test_a_compiled_layer_takes_documents(name):
     layer, x = LAYERS[name]().eval(), torch.randn(1, 9, C)
     compiled = torch.compile(layer, backend="eager")
-    for bounds in ([0, 4, 9], [0, 1, 3, 9]):
+    for bounds in ([0, 4, 9], [0, 2, 9]):
         found = compiled(x, cu_seqlens=torch.tensor(bounds))
         torch.testing.assert_close(found, layer(x, cu_seqlens=torch.tensor(bounds)))

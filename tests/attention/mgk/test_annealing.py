@@ -47,9 +47,11 @@ def test_the_weight_falls_in_a_straight_line_to_zero():
     task.batch_loss = lambda batch: (seen.append(float(core.norm_weight)), loss(batch))[1]
     for core_ in annealed_cores(task):
         core_.set_norm_weight(0.3)  # as of a checkpoint: the step says what is right
-    tiny.trainer(6).fit(task, tiny.data())
+    trainer = tiny.trainer(6)
+    trainer.fit(task, tiny.data())
     assert seen[:6] == pytest.approx([0.8, 0.6, 0.4, 0.2, 0.0, 0.0])
     assert [float(c.norm_weight) for c in annealed_cores(task)] == [0.0, 0.0]
+    assert float(task.state_dict()[NAME]) == float(trainer.logged_metrics["norm_weight"]) == 0.0
 
 
 def test_accumulated_batches_are_one_step():
@@ -69,6 +71,7 @@ def whole(tmp_path_factory):
     return only_version(folder)
 
 
+@pytest.mark.slow
 def test_checkpoints_and_the_log_have_the_weight(whole):
     saved = [load_checkpoint(p) for p in list_checkpoints(whole / "checkpoints", "step")]
     weights = {one["global_step"]: float(one["state_dict"][NAME]) for one in saved}

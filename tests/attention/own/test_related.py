@@ -164,13 +164,18 @@ def test_output_and_gradients_are_those_of_the_sums(cls, backend):
 # Checks of what depends on the values of parameters; `test_contract.py` has all of them at a start.
 OF_VALUES = ["causality", "padding", "masks of pairs", "masks of heads", "gradients", "backends"]
 OF_VALUES += ["cross-attention", "cache", "documents"]
+# Documents are calls of their own: of hooks that read the input, and of two softmaxes.
+WITHOUT_DOCUMENTS = {cls for cls in CLASSES if cls not in (GatedAttention, DifferentialAttention)}
 
 
 @pytest.mark.parametrize(
     ("cls", "check"),
     [
-        pytest.param(cls, check, marks=[pytest.mark.slow] * (check not in OF_VALUES))
+        pytest.param(cls, check, marks=[pytest.mark.slow] * is_slow)
         for cls, check in itertools.product(CLASSES, CHECKS)
+        for is_slow in [
+            check not in OF_VALUES or (check == "documents" and cls in WITHOUT_DOCUMENTS)
+        ]
     ],
 )
 def test_moved_layers_keep_every_promise(cls, check):

@@ -57,7 +57,7 @@ def written(name):
     ("how", "name"),
     mostly_slow(
         itertools.product(["softmax", "equal components"], CASES),
-        [*(("softmax", n) for n in CASES[::3]), *(("equal components", n) for n in CASES)],
+        [("softmax", CASES[0]), *(("equal components", n) for n in CASES)],
     ),
 )
 def test_the_model_stays_the_same_function(name, how):

@@ -49,7 +49,7 @@ def test_padding_masks_of_multi_head_attention_compile():
     """PyTorch's own check of the mask cannot be traced, and a wrong mask is still an error."""
     x = torch.randn(2, 5, 8)
     layer = nn.MultiheadAttention(8, 2, batch_first=True)
-    model, _ = lit_probattn.swap(layer, "smgk", example=(x, x, x))
+    model, _ = lit_probattn.swap(layer, "softmax", example=(x, x, x))
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     hidden = torch.arange(5)[None] >= torch.tensor([[5], [3]])
     expected = model(x, x, x, key_padding_mask=hidden, need_weights=False)[0]

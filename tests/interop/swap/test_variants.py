@@ -56,7 +56,10 @@ VARIANTS = {
 }
 
 
-@pytest.fixture(scope="module", params=VARIANTS)
+# FiSH is GFiSH without hidden units.
+@pytest.fixture(
+    scope="module", params=mostly_slow(VARIANTS, [v for v in VARIANTS if v != "FiSH, G = H"])
+)
 def made(request, tmp_path_factory):
     variant, options = VARIANTS[request.param]
     if request.param == "a file":

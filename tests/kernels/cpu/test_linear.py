@@ -300,7 +300,10 @@ def test_calls_that_it_does_not_support(changes, error):
         linear_by_chunks(Case().draw()._replace(**changes))
 
 
-@pytest.mark.parametrize(("make", "is_causal"), [(LinearAttention, False), (MLKAttention, True)])
+@pytest.mark.parametrize(
+    ("make", "is_causal"),
+    [pytest.param(LinearAttention, False, marks=pytest.mark.slow), (MLKAttention, True)],
+)
 def test_a_compiled_layer_calls_it_as_an_operator(make, is_causal):
     layer, graphs = make(8, 2, backend="native"), []
 

@@ -239,8 +239,8 @@ def test_picture_of_another_size_is_refused():
     [
         (None, {}, 28_288_354),
         (hard_gfish, {"head_ratio": 2.0}, 26_223_394),
-        (hard_gfish, {"global_heads": [6, 12]}, 26_223_394),
-        (hard_fish, {"head_ratio": 2.0}, 26_221_138),
+        pytest.param(hard_gfish, {"global_heads": [6, 12]}, 26_223_394, marks=pytest.mark.slow),
+        pytest.param(hard_fish, {"head_ratio": 2.0}, 26_221_138, marks=pytest.mark.slow),
     ],
 )
 def test_published_parameters_of_swin_t(attention, options, expected):

@@ -118,6 +118,7 @@ def test_m_steps_count_every_query():
         assert bool((count == 2 * 11 * 12 / 2).all())
 
 
+@pytest.mark.slow
 def test_the_shipped_task_trains(tmp_path):
     made_text.write(tmp_path)
     task = CONFIGS / "tasks" / "as_released" / "wikitext103_small_pre_norm.yaml"
