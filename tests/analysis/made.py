@@ -1,4 +1,4 @@
-"""Checkpoints of small models of every task, made without training."""
+"""Checkpoints of small models of every task, made without training, and a trained translator."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from tests.datamodules.lra.files import write_pairs
 from tests.datamodules.text import made as made_text
 from tests.support.caches import scratch_folder
 from tests.support.paths import ROOT
+from tests.support.runs import only_version, run, write_attention
 
 _OPENED: dict[str, trained.Trained] = {}
 FILES = {
@@ -91,6 +92,30 @@ def _made(task: str, cls: str, spread: float, attention: tuple[tuple[str, Any], 
     content = {"state_dict": module.state_dict(), "global_step": 7, "hyper_parameters": sizes}
     save_checkpoint(content, path)
     return path
+
+
+def train_translator(folder: Path, steps: int, cls: str = "SoftmaxAttention", **args: Any) -> Path:
+    """Train the tiny translation task, with a checkpoint half-way; return the run folder."""
+    half, place = str(steps // 2), ("--run.root", str(folder / "runs"))
+    run(
+        [
+            *("fit", "--config", str(ROOT / "configs/tasks/tiny/translation.yaml")),
+            *("--config", write_attention(folder, cls, **args), *place),
+            *("--trainer.accelerator", "cpu", "--trainer.devices", "1"),
+            *("--trainer.max_steps", str(steps), "--trainer.val_check_interval", str(steps)),
+            *("--trainer.limit_val_batches", "1", "--trainer.num_sanity_val_steps", "0"),
+            *("--trainer.enable_progress_bar", "false", "--run.checkpoint_every", half),
+            *("--model.init_args.lr", "0.02", "--data.init_args.cache_dir", str(folder / "cache")),
+            *("--data.init_args.num_test", "11", "--data.init_args.num_val", "11"),
+        ]
+    )
+    return only_version(folder)
+
+
+@functools.cache
+def translator() -> Path:
+    """The run folder of a translator that is trained once per process."""
+    return train_translator(scratch_folder("lit-probattn-translator-"), 16)
 
 
 def open_once(patch: pytest.MonkeyPatch) -> None:
