@@ -105,7 +105,8 @@ def test_without_a_kind_the_kinds_are_listed(capsys, monkeypatch):
 HEAVY = ("torch", "lightning", "triton", "numpy", "pandas", "jsonargparse", "matplotlib", "sympy")
 
 
-def test_listing_imports_nothing_heavy():
+def test_listing_imports_nothing_heavy(tmp_path):
+    """Neither names nor tables with their states."""
     code = f"""
 import json, sys
 from lit_probattn.__main__ import main
@@ -113,9 +114,13 @@ for kind in {list(KINDS)!r}:
     sys.argv = ["lit-probattn", "list", kind]
     assert main() == 0
 print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))
+assert main(["reproduce", "--list", "--runs", {str(tmp_path)!r}]) == 0
+print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))
 """
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == []
+    *lines, loaded = done.stdout.splitlines()
+    assert len(lines) - lines.index("[]") - 1 == len(kinds())
+    assert not {"torch", "lightning", "pandas", "matplotlib"} & set(json.loads(loaded))

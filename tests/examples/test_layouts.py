@@ -16,8 +16,8 @@ STEPS = 5
 @pytest.mark.parametrize(
     ("variants", "shapes"),
     [
-        # M-steps over processes: tests/tasks/distributed/test_ddp.py
-        pytest.param(("fish",), (Layout(2, 2),), id="noise"),
+        # Several processes: tests/tasks/distributed/test_ddp.py
+        pytest.param(("fish",), (Layout(1, 2),), id="noise"),
         pytest.param(REQUIRED, LAYOUTS, id="all", marks=pytest.mark.slow),
     ],
 )
@@ -66,4 +66,4 @@ def test_a_rank_that_fails_or_hangs_is_reported(tmp_path):
     with pytest.raises(ChildError, match=r"\[3, 3\].*\n.*what went wrong"):
         run_in_ranks(fail, 2, log=tmp_path / "log")
     with pytest.raises(ChildError, match=r"ranks \[0\] did not finish within 1 s"):
-        run_in_ranks(lambda: __import__("time").sleep(60) or 0, 1, timeout=0.7)
+        run_in_ranks(lambda: __import__("time").sleep(60) or 0, 1, timeout=0.51)
