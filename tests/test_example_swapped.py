@@ -32,6 +32,7 @@ def test_the_host_reads_no_padding():
     torch.testing.assert_close(model(tokens), model(padded), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow  # of any model: tests/interop/swap
 def test_a_swap_starts_near_the_trained_model_and_a_fresh_start_does_not():
     learn, test = draw(0)
     host = swapped.fresh(0)

@@ -70,7 +70,9 @@ def test_own_folders_are_listed(tmp_path, monkeypatch):
     assert line.split(maxsplit=1)[1] == "My own attention."
 
 
-@pytest.mark.parametrize("value", ["[" * 30_000, "- " * 100_000 + "a"])
+@pytest.mark.parametrize(
+    "value", [pytest.param("[" * 30_000, marks=pytest.mark.slow), "- " * 100_000 + "a"]
+)
 def test_a_file_nested_too_deeply_is_named(value, tmp_path, monkeypatch, capfd):
     (tmp_path / "reproduce").mkdir()
     (tmp_path / "reproduce/deep.yaml").write_text(f"kind: figure\ntitle:\n  {value}\n")
