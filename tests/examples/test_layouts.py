@@ -13,18 +13,11 @@ from profiling.measure.processes import run_in_ranks
 STEPS = 5
 
 
-@pytest.mark.parametrize(
-    ("variants", "shapes"),
-    [
-        # Several processes: tests/tasks/distributed/test_ddp.py
-        pytest.param(("fish",), (Layout(1, 2),), id="noise"),
-        pytest.param(REQUIRED, LAYOUTS, id="all", marks=pytest.mark.slow),
-    ],
-)
-def test_losses_do_not_depend_on_the_layout(variants, shapes):
+@pytest.mark.slow  # two processes, and accumulation: tests/tasks/distributed/test_ddp.py
+def test_losses_do_not_depend_on_the_layout():
     """Attention dropout and FiSH's noise are on, priors follow the M-step in setting B."""
-    rows = largest_differences(variants, shapes, steps=STEPS, precision="64-true")
-    cases = [(layout, variant) for layout in shapes for variant in variants]
+    rows = largest_differences(REQUIRED, LAYOUTS, steps=STEPS, precision="64-true")
+    cases = [(layout, variant) for layout in LAYOUTS for variant in REQUIRED]
     assert list(zip(rows["layout"], rows["variant"], strict=True)) == cases
     assert not (~(rows["difference"] < 1e-13)).any(), rows
 

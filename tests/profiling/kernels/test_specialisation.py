@@ -7,23 +7,25 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-from dataclasses import replace
-from typing import Any
+from dataclasses import asdict
+from itertools import product
 
 import pytest
 import torch
 import triton
 
 from lit_probattn.attention import FiSHAttention, LinearAttention, MGKAttention, SoftmaxAttention
-from lit_probattn.kernels.runtime import Launched, recording
+from lit_probattn.kernels.runtime import recording
 from profiling.kernels.cases import Case
-from profiling.kernels.compile import SHARED_LIMIT, specialisation
+from profiling.kernels.compile import SHARED_LIMIT, compile_rows, specialisation
 from profiling.kernels.parity import heads_and_gradients, make_inputs
 from tests.profiling.kernels.test_compile_table import MOST_SPILLED
-from tests.support.paths import ROOT
+from tests.support.forks import Forked
 
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="other tests compile kernels on a GPU"
+)
 CASES = {
     "softmax": Case("", SoftmaxAttention, {}, ("causal", "dropout")),
     "mgk": Case("", MGKAttention, {"variance": "paper_main"}, ("key",)),
@@ -31,69 +33,70 @@ CASES = {
     "fish": Case("", FiSHAttention, {"num_global_heads": 2}, ("causal",)),
     "linear": Case("", LinearAttention, {}, ("causal",)),
 }
+SIZES = ((8, 64), (12, 72), (8, 65), (16, 59))  # heads and tokens
 
 
-def as_compiled(launched: Launched, known: dict[Any, triton.JITFunction]) -> Launched:
-    """Return a launch whose kernel is one that Triton would compile, also in the interpreter."""
-    kernel = launched.kernel
-    if isinstance(kernel, triton.JITFunction):
-        return launched
-    if kernel not in known:
-        known[kernel] = triton.JITFunction(kernel.fn, **kernel.kwargs)
-    return replace(launched, kernel=known[kernel])
+def end_interpreting() -> None:
+    """Make the kernels, and Triton's functions that they call, ones that Triton compiles."""
+    from triton.runtime.interpreter import InterpretedFunction
+
+    known: dict[int, triton.JITFunction] = {}
+    for name, module in list(sys.modules.items()):
+        if name.startswith(("lit_probattn.kernels", "triton.language")):
+            for key, value in list(vars(module).items()):
+                if isinstance(value, InterpretedFunction):
+                    if id(value) not in known:
+                        known[id(value)] = triton.JITFunction(value.fn, **value.kwargs)
+                    setattr(module, key, known[id(value)])
 
 
-@pytest.mark.usefixtures("kernels_on_cpu")
-@pytest.mark.parametrize("name", CASES)
-def test_other_counts_of_heads_and_tokens_compile_nothing_again(name):
-    """The keys under which Triton keeps what it compiled, for a call of one size and for others.
-
-    A call may launch a kernel in several forms, but all of them with the first sizes; and once more
-    with the first length that 8 does not divide.
-    """
-    case, known, found = CASES[name], {}, {}
-    for heads, length in ((8, 64), (12, 72), (8, 65), (16, 59)):
+def print_keys_and_a_compiled_kernel() -> int:
+    """Print the first sizes of every key by kernel, and the row of a kernel that is compiled."""
+    end_interpreting()
+    found: dict[str, dict[str, tuple[int, int]]] = {}
+    for (name, case), (heads, length) in product(CASES.items(), SIZES):
         layer = case.layer(64, head_dim=64, **{**case.options, "num_heads": heads})
         inputs = make_inputs(layer, case, length, length, torch.bfloat16, seed=0, clear=False)
         with recording() as launches:
             heads_and_gradients(layer, "triton", inputs, torch.bfloat16)
-        assert launches
         for launched in launches:
-            key = specialisation(as_compiled(launched, known), 90)
-            found.setdefault((launched.kernel.__name__, key), (heads, length))
-    assert set(found.values()) <= {(8, 64), (8, 65)}
+            keys = found.setdefault(f"{name}: {launched.kernel.__name__}", {})
+            keys.setdefault(specialisation(launched, 90), (heads, length))
+    print(json.dumps({kernel: list(keys.values()) for kernel, keys in found.items()}))
+    rows = compile_rows([CASES["smgk"]], [16], [90], forward_only=True)
+    print(json.dumps([asdict(row) for row in rows if row.kernel == "forward_kernel"]))
+    return 0
 
 
-# In a process of its own, where kernels are not interpreted. Dynamo, which every operator imports
-# for seconds only to mark what is not traced, is replaced.
-CODE = """
-import json, sys, torch
-from types import ModuleType
-torch._dynamo = sys.modules["torch._dynamo"] = ModuleType("torch._dynamo")
-torch._dynamo.disable = lambda function, *_, **__: function
-from dataclasses import asdict
-from lit_probattn.attention import SoftmaxAttention
-from profiling.kernels.cases import Case
-from profiling.kernels.compile import compile_rows
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory):
+    """The keys under which Triton keeps what it compiled, and the compiled kernel.
 
-rows = compile_rows([Case("", SoftmaxAttention, {}, ("causal",))], [16], [90], forward_only=True)
-print(json.dumps([asdict(row) for row in rows]))
-"""
+    Of a forked process: no kernel is interpreted there any more.
+    """
+    folder = tmp_path_factory.mktemp("triton")
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(folder / "cache")}
+    log = folder / "log"
+    status = Forked(print_keys_and_a_compiled_kernel, environment, log).wait()
+    text = log.read_text(encoding="utf-8")
+    assert status == 0, text
+    return [json.loads(line) for line in text.splitlines()[-2:]]
 
 
-@pytest.mark.timeout(600)
-def test_the_forward_kernel_compiles(tmp_path):
-    """Of softmax, which has the least to compile; all others are in slow tests."""
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", CODE],
-        **{"env": environment, "cwd": ROOT},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    (compiled,) = json.loads(done.stdout.splitlines()[-1])
-    assert compiled["kernel"] == "forward_kernel"
+def test_other_counts_of_heads_and_tokens_compile_nothing_again(printed):
+    """A call may launch a kernel in several forms, but all of them with the first sizes.
+
+    And once more with the first length that 8 does not divide.
+    """
+    found = printed[0]
+    assert {kernel.split(":")[0] for kernel in found} == set(CASES)
+    known = [[*SIZES[0]], [*SIZES[2]]]
+    again = {kernel: new for kernel, new in found.items() if any(x not in known for x in new)}
+    assert again == {}
+
+
+def test_a_forward_kernel_compiles(printed):
+    (compiled,) = printed[1]
     assert compiled["spill_bytes"] <= MOST_SPILLED
     assert compiled["shared_bytes"] <= SHARED_LIMIT[90]
     assert compiled["wgmma"]

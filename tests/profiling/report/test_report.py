@@ -203,6 +203,7 @@ def test_errors_are_relative_to_what_was_measured(results):
 def test_a_sweep_of_memory_alone_has_a_report(tmp_path, monkeypatch):
     """A sweep on a GPU counts nothing, so no row has a note of a backend."""
     fork_workers(monkeypatch)
+    monkeypatch.setattr("profiling.sweep.predictions.predict", lambda point: (6_000, 2_000))
     config = sweep(measure=["memory"], grid={"embed_dim": [8], "seq_len": [8], "mode": ["eval"]})
     run_sweep(config, tmp_path / "rows", Path.cwd(), stream=str)
     assert all(row.backend_note is None for row in read_rows(tmp_path / "rows" / "rows.jsonl"))
