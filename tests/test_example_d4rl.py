@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from datamodules import Trajectories
-from datamodules.trajectories.environments import environment_named
+from datamodules.trajectories.environments import ENVIRONMENTS, environment_named
 from datamodules.trajectories.files import read_steps
 from datamodules.trajectories.toy_environment import TOY
 from examples.sets.d4rl_by_search import SEARCHING, Policy, Search, Simulator, main
@@ -51,13 +51,18 @@ def test_an_iteration_is_that_of_the_paper() -> None:
         assert search.count == len(seen)
 
 
-def test_qualities_are_ordered_and_read_back(tmp_path: Path) -> None:
+def test_qualities_are_ordered_read_back_and_found_by_the_data_module(
+    tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setitem(ENVIRONMENTS, "toy", TOY)
     means = {}
     for quality in ("random", "medium", "expert"):
         steps = read_steps(made(tmp_path, quality), TOY)
         assert steps.ends[-1] + 1 == len(steps.rewards) >= 311
         starts = np.r_[0, steps.ends[:-1] + 1]
         means[quality] = TOY.score(np.add.reduceat(steps.rewards.astype(float), starts).mean())
+    (path,) = tmp_path.glob("toy_random-*.hdf5")
+    assert Trajectories(env="Toy", quality="random", data_dir=str(tmp_path)).file() == path
     assert means["random"] < 10 < 25 < means["medium"] < 80 < means["expert"]
     replay = read_steps(made(tmp_path, "medium-replay"), TOY)
     assert len(replay.rewards) == 284  # every step of the search, fewer than asked for
@@ -72,6 +77,7 @@ def test_a_score_that_is_not_reached_needs_accept(tmp_path: Path) -> None:
     assert made(tmp_path, "expert", "--budget", "300", "--accept").is_file()
 
 
+@pytest.mark.slow
 def test_hopper_is_found_by_the_data_module(tmp_path: Path) -> None:
     pytest.importorskip("mujoco")
     path = made(tmp_path, "random", env="Hopper")

@@ -1,4 +1,4 @@
-"""Checkpoints of small models of every task, made without training."""
+"""Checkpoints of small models of every task, made without training, and a trained translator."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from lit_probattn.training.checkpoints import save_checkpoint
 from tests.datamodules.images.made import write_images
 from tests.datamodules.lra.files import write_pairs
 from tests.datamodules.text import made as made_text
+from tests.support import runs
 from tests.support.caches import scratch_folder
 from tests.support.paths import ROOT
 
@@ -73,6 +74,11 @@ def _made(task: str, cls: str, spread: float, attention: tuple[tuple[str, Any], 
     entry = {"class_path": f"lit_probattn.attention.{cls}", "init_args": options}
     config["model"]["init_args"]["attention"] = entry
     config["data"]["init_args"].update(data_options(task, folder / "data"))
+    return write_checkpoint(folder / "run", config, spread)
+
+
+def write_checkpoint(run: Path, config: dict[str, Any], spread: float = 0.3) -> Path:
+    """Write a configuration and the checkpoint of its model, without training, as a run folder."""
     data = instantiate(pl.LightningDataModule, config["data"])
     data.prepare_data()
     data.setup("fit")
@@ -84,13 +90,36 @@ def _made(task: str, cls: str, spread: float, attention: tuple[tuple[str, Any], 
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(torch.randn_like(parameter) * spread)
-    run = folder / "run"
     (run / "checkpoints").mkdir(parents=True, exist_ok=True)
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     path = run / "checkpoints" / "step-00000007.ckpt"
     content = {"state_dict": module.state_dict(), "global_step": 7, "hyper_parameters": sizes}
     save_checkpoint(content, path)
     return path
+
+
+def train_translator(folder: Path, steps: int, cls: str = "SoftmaxAttention", **args: Any) -> Path:
+    """Train the tiny translation task, with a checkpoint half-way; return the run folder."""
+    half, place = str(steps // 2), ("--run.root", str(folder / "runs"))
+    runs.run(
+        [
+            *("fit", "--config", str(ROOT / "configs/tasks/tiny/translation.yaml")),
+            *("--config", runs.write_attention(folder, cls, **args), *place),
+            *("--trainer.accelerator", "cpu", "--trainer.devices", "1"),
+            *("--trainer.max_steps", str(steps), "--trainer.val_check_interval", str(steps)),
+            *("--trainer.limit_val_batches", "1", "--trainer.num_sanity_val_steps", "0"),
+            *("--trainer.enable_progress_bar", "false", "--run.checkpoint_every", half),
+            *("--model.init_args.lr", "0.02", "--data.init_args.cache_dir", str(folder / "cache")),
+            *("--data.init_args.num_test", "11", "--data.init_args.num_val", "11"),
+        ]
+    )
+    return runs.only_version(folder)
+
+
+@functools.cache
+def translator() -> Path:
+    """The run folder of a translator that is trained once per process."""
+    return train_translator(scratch_folder("lit-probattn-translator-"), 16)
 
 
 def open_once(patch: pytest.MonkeyPatch) -> None:

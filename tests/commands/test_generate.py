@@ -12,7 +12,9 @@ import yaml
 
 from datamodules import WikiText103
 from lit_probattn.__main__ import main
+from lit_probattn.configs import read_yaml
 from lit_probattn.training.checkpoints import list_checkpoints
+from tests.analysis.made import write_checkpoint
 from tests.datamodules.text import made
 from tests.support.runs import ROOT, only_version, run, write_attention
 
@@ -48,6 +50,16 @@ def folder(trained):
 def generate(folder, *more, prompts=PROMPTS):
     flags = [word for text in prompts for word in ("--prompt", text)]
     return main(["generate", str(folder), "--device", "cpu", *flags, *more])
+
+
+def untrained(place, subwords=0, **texts):
+    """Write text, and the folder `run` of a model of it that is not trained."""
+    config = read_yaml(TASK)
+    given = {"data_dir": str(made.write(place / "text", **texts))}
+    config["data"]["init_args"] |= {**given, **({"subwords": subwords} if subwords else {})}
+    entry = {"class_path": "lit_probattn.attention.SoftmaxAttention", "init_args": {"num_heads": 2}}
+    config["model"]["init_args"]["attention"] = entry
+    write_checkpoint(place / "run", config)
 
 
 def texts(capsys):
@@ -220,15 +232,11 @@ def test_other_text_than_the_runs_is_refused(folder, tmp_path, capsys):
     assert lines[-1].endswith("or its vocabulary: --data.vocab_file FILE")
 
 
-def test_words_that_nothing_stands_for_are_refused(tmp_path, folder, capsys):
+def test_words_that_nothing_stands_for_are_refused(tmp_path, capsys):
     """A vocabulary without `<unk>`, as `predict` refuses it."""
-    texts = dict.fromkeys(made.NAMES, "a b c d\n" * 30)
-    made.write(tmp_path / "text", **texts)
-    short = ("--trainer.max_steps", "1", "--run.checkpoint_every", "1")
-    run(command("fit", tmp_path, *short, "--trainer.limit_val_batches", "0"))
-    capsys.readouterr()
+    untrained(tmp_path, **dict.fromkeys(made.NAMES, "a b c d\n" * 30))
     expected = "'zebra' is missing from the vocabulary of 5 words"
-    check_refused(generate(only_version(tmp_path), prompts=["a zebra"]), expected, capsys)
+    check_refused(generate(tmp_path / "run", prompts=["a zebra"]), expected, capsys)
 
 
 @pytest.mark.parametrize(
@@ -253,12 +261,10 @@ def test_a_run_that_is_no_language_model_is_refused(folder, tmp_path, part, name
 
 def test_a_prompt_of_sub_words_is_continued_and_not_ended(tmp_path, capsys):
     pytest.importorskip("tokenizers")
-    made.write(tmp_path / "text")
-    fit = command("fit", tmp_path, "--data.init_args.subwords", "300", "--trainer.max_steps", "2")
-    run([*fit, "--run.checkpoint_every", "2", "--trainer.limit_val_batches", "0"])
+    untrained(tmp_path, subwords=300)
     table = tmp_path / "text.parquet"
     prompts = ["w1 w", "w2 w3", "w"]
     flags = ("--max_new_tokens", "2", "--out", str(table))
-    assert generate(only_version(tmp_path), *flags, prompts=prompts) == 0
+    assert generate(tmp_path / "run", *flags, prompts=prompts) == 0
     assert pd.read_parquet(table)["prompt_text"].tolist() == prompts
     assert len(texts(capsys)) >= len(prompts)

@@ -70,7 +70,9 @@ def test_own_folders_are_listed(tmp_path, monkeypatch):
     assert line.split(maxsplit=1)[1] == "My own attention."
 
 
-@pytest.mark.parametrize("value", ["[" * 30_000, "- " * 100_000 + "a"])
+@pytest.mark.parametrize(
+    "value", [pytest.param("[" * 30_000, marks=pytest.mark.slow), "- " * 100_000 + "a"]
+)
 def test_a_file_nested_too_deeply_is_named(value, tmp_path, monkeypatch, capfd):
     (tmp_path / "reproduce").mkdir()
     (tmp_path / "reproduce/deep.yaml").write_text(f"kind: figure\ntitle:\n  {value}\n")
@@ -105,7 +107,8 @@ def test_without_a_kind_the_kinds_are_listed(capsys, monkeypatch):
 HEAVY = ("torch", "lightning", "triton", "numpy", "pandas", "jsonargparse", "matplotlib", "sympy")
 
 
-def test_listing_imports_nothing_heavy():
+def test_listing_imports_nothing_heavy(tmp_path):
+    """Neither names nor tables with their states."""
     code = f"""
 import json, sys
 from lit_probattn.__main__ import main
@@ -113,9 +116,13 @@ for kind in {list(KINDS)!r}:
     sys.argv = ["lit-probattn", "list", kind]
     assert main() == 0
 print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))
+assert main(["reproduce", "--list", "--runs", {str(tmp_path)!r}]) == 0
+print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))
 """
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == []
+    *lines, loaded = done.stdout.splitlines()
+    assert len(lines) - lines.index("[]") - 1 == len(kinds())
+    assert not {"torch", "lightning", "pandas", "matplotlib"} & set(json.loads(loaded))

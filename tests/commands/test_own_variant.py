@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from lit_probattn.__main__ import main
+from lit_probattn.attention.own.contract import CHECKS
 from lit_probattn.base import allowed_code
 from lit_probattn.configs import build_attention
 from profiling.measure.rows import read_rows
@@ -36,8 +37,12 @@ def page(tmp_path, monkeypatch):
 
 
 def test_check_fit_and_compare_find_the_module(page, capsys):
-    """Fit parses and prints; compare plans its four runs."""
-    assert main(page["check"]) == 0
+    """The example keeps every promise; fit parses and prints; compare plans its four runs."""
+    assert main([*page["check"], "--init_args", "sharpness=5", "num_heads=3"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.rsplit(" ", 1)[0].strip() for line in shown[:-1]] == list(CHECKS)
+    number = len(CHECKS)
+    assert shown[-1] == f"own_variant.CosineAttention: {number} of {number} checks passed"
     sys.modules.pop("own_variant")
     with pytest.raises(SystemExit) as end:
         main([*page["fit"], "--print_config"])

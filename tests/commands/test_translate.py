@@ -11,33 +11,16 @@ import pytest
 
 from lit_probattn.__main__ import main
 from lit_probattn.commands.translate import batches, read_lines
-from tests.analysis.made import checkpoint
-from tests.support.paths import ROOT
-from tests.support.runs import only_version, run, write_attention
+from tests.analysis.made import checkpoint, translator
 
 pytest.importorskip("sacrebleu")
 LINES = ["n3 v1 a0 n2 p", "", "n0 v0 a1 n1", "n1 v2 a2 n0 p n2 v0 a0 n4", "  ", "n5 v1 a1 n3"]
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("trained")
-    run(
-        [
-            *("fit", "--config", str(ROOT / "configs/tasks/tiny/translation.yaml")),
-            *("--config", write_attention(folder), "--run.root", str(folder / "runs")),
-            *("--trainer.accelerator", "cpu", "--trainer.devices", "1"),
-            *("--trainer.max_steps", "4", "--trainer.enable_progress_bar", "false"),
-            *("--trainer.limit_val_batches", "1", "--trainer.num_sanity_val_steps", "0"),
-            *("--data.init_args.cache_dir", str(folder / "cache")),
-        ]
-    )
-    return only_version(folder)
-
-
 @pytest.fixture
-def translate(trained, open_once, monkeypatch, capsys):
-    def call(*words, lines=LINES, checkpoint=trained):
+def translate(open_once, monkeypatch, capsys):
+    def call(*words, lines=LINES, checkpoint=None):
+        checkpoint = checkpoint or translator()
         data = "".join(f"{line}\n" for line in lines).encode()
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(data)))
         capsys.readouterr()
@@ -83,16 +66,17 @@ def test_several_translations_have_number_rank_and_score(translate, tmp_path):
 def test_greedy_is_a_beam_of_one_and_draws_repeat(translate):
     _, greedy, _ = translate("--beam_size", "1")
     assert greedy.count("\n") == len(LINES)
-    draw = ("--temperature", "1.5", "--seed", "3")
-    drawn = translate(*draw)[1]
-    assert translate(*draw)[1] == drawn
-    assert drawn != translate("--temperature", "1.5", "--seed", "4")[1]
+    lines, draw = LINES[2:3], ("--temperature", "1.5", "--seed", "3")
+    drawn = translate(*draw, lines=lines)[1]
+    assert translate(*draw, lines=lines)[1] == drawn
+    assert drawn != translate("--temperature", "1.5", "--seed", "4", lines=lines)[1]
 
 
-def test_the_mean_of_checkpoints_translates(translate, trained):
-    status, out, _ = translate(checkpoint=trained / "average-1")
+def test_the_mean_of_checkpoints_translates(translate):
+    lines = LINES[2:3]
+    status, out, _ = translate(lines=lines, checkpoint=translator() / "average-1")
     assert status == 0
-    assert out == translate(checkpoint=trained / "last")[1]
+    assert out == translate(lines=lines, checkpoint=translator() / "last")[1]
 
 
 @pytest.mark.parametrize(

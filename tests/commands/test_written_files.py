@@ -18,6 +18,7 @@ from lit_probattn.experiments.page import Made, Page
 from profiling.cli import main as profiling_main
 from tests.profiling.helpers import sweep
 from tests.support.paths import ROOT
+from tests.support.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("sketches")
 MINE = "my own words\n"
@@ -91,7 +92,9 @@ def test_a_file_of_a_users_stays(folder, door, name, kind, capsys):
     )
 
 
-@pytest.mark.parametrize("door", QUICK)
+@pytest.mark.parametrize(
+    "door", mostly_slow(QUICK, [door for door in QUICK if not door.startswith(REPORT)])
+)
 def test_what_it_wrote_itself_is_replaced(folder, door):
     assert run(door) == 0
     assert run(door) == 0

@@ -30,6 +30,7 @@ from tests.compare.tiny import (
     run_here,
     write_tables,
 )
+from tests.support.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("sketches")
 LISTOPS = TASKS["listops"]
@@ -68,7 +69,7 @@ def given(run):
     return dict(zip(words[::2], words[1::2], strict=True))
 
 
-@pytest.mark.parametrize("jobs", [1, 3])
+@pytest.mark.parametrize("jobs", mostly_slow([1, 3], [1]))
 def test_starts_run_first_once_and_for_all(tmp_path, jobs, monkeypatch):
     if jobs == 1:
         run_here(monkeypatch)

@@ -33,18 +33,16 @@ def run(table, task, row, **options):
     return Run(found.tasks[task], found.rows[row], 0, Options(**options))
 
 
+@pytest.mark.slow  # the second is one of `tests/reproduce/test_analyses.py::test_computed_numbers`
 @pytest.mark.parametrize(
     ("table", "task", "row", "parameters"),
     [
-        # As fairseq prints them for these architectures and dictionaries. The second is one of the
-        # numbers of `tests/reproduce/test_analyses.py::test_computed_numbers`, too.
         ("fish_table2", "iwslt14_de_en", "softmax_4", 39_469_056),
-        pytest.param(
-            *("fish_table4", "wmt14_en_de", "softmax_16", 209_911_808), marks=pytest.mark.slow
-        ),
+        ("fish_table4", "wmt14_en_de", "softmax_16", 209_911_808),
     ],
 )
 def test_the_baselines_have_the_published_sizes(table, task, row, parameters):
+    """As fairseq prints them for these architectures and dictionaries."""
     assert counts(run(table, task, row))["parameters"] == parameters
 
 

@@ -137,6 +137,7 @@ def test_variants_run_over_seeds_and_are_reported(tmp_path, monkeypatch, capsys)
             counted[run.row.name] = counts(run)
         return counted[run.row.name]
 
+    monkeypatch.setattr("lit_probattn.compare.command.check_arguments", lambda words: None)
     for module in ("command", "measured"):
         monkeypatch.setattr(f"lit_probattn.compare.{module}.counts", counts_of_row)
     monkeypatch.chdir(tmp_path)

@@ -65,7 +65,7 @@ def test_every_run_runs_once(tmp_path, jobs, monkeypatch):
     assert [commands_run(run) for run in runs] == [["fit", "test"]] * 4
 
 
-def test_killed_command_goes_on_and_runs_no_finished_run_again(tmp_path):
+def test_killed_command_goes_on_and_runs_no_finished_run_again(tmp_path, monkeypatch):
     _, runs = tiny_runs(tmp_path)
     (tmp_path / "KILL").write_text(f"{runs[1].name} 9")  # in the second run, at its step 9 of 16
 
@@ -75,6 +75,7 @@ def test_killed_command_goes_on_and_runs_no_finished_run_again(tmp_path):
 
     assert in_child(work) == -signal.SIGKILL
     assert [run.result() is not None for run in runs] == [True, False, False, False]
+    run_here(monkeypatch)
     lines = []
     outcome = runner(1, lines)(runs)
     assert (outcome.ran, len(outcome.finished)) == (3, 4)

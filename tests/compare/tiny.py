@@ -206,6 +206,7 @@ def run_commands_here(monkeypatch: pytest.MonkeyPatch) -> None:
             return Ended(command(list(arguments)))
 
     monkeypatch.setattr("lit_probattn.experiments.runner.start", start)
+    monkeypatch.setattr("lit_probattn.experiments.runner._POLL_SECONDS", 0.0)
 
 
 _CONTENTS: dict[Path, dict[str, Any]] = {}

@@ -138,6 +138,7 @@ def test_inference_is_measured_without_gradients_and_dropout(monkeypatch, capsys
     assert "float32, forward\n" in printed
 
 
+@pytest.mark.slow  # of any side: test_study.py
 def test_a_form_that_runs_out_of_memory_leaves_the_others(monkeypatch):
     """Its backend cannot be known either: it takes a call."""
     monkeypatch.setattr(step_ratio, "step", out_of_memory)

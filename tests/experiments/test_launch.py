@@ -37,7 +37,9 @@ def forked(monkeypatch):
 
 @pytest.mark.usefixtures("forked", "sketches")
 @pytest.mark.parametrize("executor", [pytest.param("local", marks=pytest.mark.slow), "debug"])
-def test_shards_run_as_jobs_and_the_report_is_written(tmp_path, capsys, executor):
+def test_shards_run_as_jobs_and_the_report_is_written(tmp_path, capsys, executor, monkeypatch):
+    if executor == "debug":
+        run_here(monkeypatch)
     words = arguments(tmp_path, "--only", "listops", "--seeds", "3")
     more = ["--executor", executor, "--shards", "2", "--slurm", "timeout_min=10", "partition=x"]
     assert main([*words, *more]) == 0

@@ -68,7 +68,9 @@ def test_a_figure_is_a_png_and_an_svg_file_with_its_note_as_metadata(tmp_path):
     assert again[1].read_bytes() == files[1].read_bytes(), "equal rows give equal files"
 
 
-def test_images_have_no_grid(tmp_path):
+def test_images_have_no_grid(tmp_path, monkeypatch):
+    for drawing, sketch in SKETCHED.items():
+        monkeypatch.setattr(f"lit_probattn.records.figures.{drawing}", sketch)
     figure, [[image, curve]] = panels(1, 2, 3, 3)
     image.imshow(np.eye(3))
     curve.plot([0, 1])
@@ -92,8 +94,8 @@ def test_a_large_figure_is_reduced_and_has_no_svg_file(tmp_path, monkeypatch):
     ("rows", "columns"), mostly_slow([(1, 1), (1, 2), (1, 3), (2, 5)], [(1, 2)])
 )
 def test_panels_have_at_least_200_pixels(rows, columns, tmp_path, monkeypatch):
-    for drawing in ("_drawn", "_svg_bytes"):
-        monkeypatch.setattr(f"lit_probattn.records.figures.{drawing}", SKETCHED[drawing])
+    for drawing, sketch in SKETCHED.items():
+        monkeypatch.setattr(f"lit_probattn.records.figures.{drawing}", sketch)
     figure, axes = panels(rows, columns, 0.9, 0.8)
     for axis in (axis for line in axes for axis in line):
         axis.set(xlabel="a long name of an axis", ylabel="another long name")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lit_probattn.reproduce.backtranslation import Filter, Noise, main, whole_words
-from tests.support.paths import ROOT
-from tests.support.runs import only_version, run, write_attention
+from tests.analysis.made import translator
 
 WORDS = [f"w{i}" for i in range(23)]
 QUIET = {"deletion": 0.0, "filler": 0.0, "swap": 0}
@@ -63,22 +62,6 @@ def test_pairs_of_unlike_lengths_are_left_out():
     assert not keep([], ["b"])
 
 
-@pytest.fixture(scope="module")
-def reverse(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("reverse")
-    run(
-        [
-            *("fit", "--config", str(ROOT / "configs/tasks/tiny/translation.yaml")),
-            *("--config", write_attention(folder), "--run.root", str(folder / "runs")),
-            *("--trainer.accelerator", "cpu", "--trainer.devices", "1"),
-            *("--trainer.max_steps", "2", "--trainer.enable_progress_bar", "false"),
-            *("--trainer.num_sanity_val_steps", "0", "--trainer.limit_val_batches", "1"),
-            *("--data.init_args.cache_dir", str(folder / "cache")),
-        ]
-    )
-    return only_version(folder)
-
-
 def write_text(folder):
     """Parallel text from the target to the source of the reverse model."""
     folder.mkdir()
@@ -90,19 +73,17 @@ def write_text(folder):
     return folder
 
 
-def command(folder, reverse, out, *more):
+def command(folder, out, *more):
     return [
-        *("--reverse", str(reverse), "--monolingual", str(folder / "mono.toy")),
+        *("--reverse", str(translator()), "--monolingual", str(folder / "mono.toy")),
         *("--parallel", str(folder), "--out", str(out), "--device", "cpu", "--max_ratio", "9"),
         *more,
     ]
 
 
-def test_the_folder_has_the_parallel_text_several_times_and_the_new_pairs(
-    reverse, tmp_path, capsys
-):
+def test_the_folder_has_the_parallel_text_several_times_and_the_new_pairs(tmp_path, capsys):
     text, out = write_text(tmp_path / "text"), tmp_path / "out"
-    assert main(command(text, reverse, out, "--upsample", "3", "--length_penalty", "0.6")) == 0
+    assert main(command(text, out, "--upsample", "3", "--length_penalty", "0.6")) == 0
     told = capsys.readouterr().out
     target = (out / "train.toy").read_text(encoding="utf-8").splitlines()
     source = (out / "train.yot").read_text(encoding="utf-8").splitlines()
@@ -118,7 +99,7 @@ def test_the_folder_has_the_parallel_text_several_times_and_the_new_pairs(
     assert (out / "test.toy").read_text(encoding="utf-8") == (text / "test.toy").read_text(
         encoding="utf-8"
     )
-    assert main(command(text, reverse, out)) == 2
+    assert main(command(text, out)) == 2
     assert "is complete: choose another folder" in capsys.readouterr().err
 
 
@@ -132,8 +113,8 @@ def test_the_folder_has_the_parallel_text_several_times_and_the_new_pairs(
         (("--parallel", "nowhere"), "missing train.yot and train.toy"),
     ],
 )
-def test_what_does_not_fit_is_one_line(reverse, tmp_path, capsys, more, message):
+def test_what_does_not_fit_is_one_line(tmp_path, capsys, more, message):
     text = write_text(tmp_path / "text")
-    assert main(command(text, reverse, tmp_path / "out", *more)) == 2
+    assert main(command(text, tmp_path / "out", *more)) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line[:5] == "error"]
     assert message in line

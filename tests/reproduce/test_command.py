@@ -256,16 +256,3 @@ def test_a_table_counts_the_runs_that_its_runs_are():
         counted[name] = table.num_runs, len(runs)
     assert len(counted) > 40
     assert {name: pair for name, pair in counted.items() if pair[0] != pair[1]} == {}
-
-
-def test_list_needs_no_pytorch(tmp_path):
-    code = (
-        "import sys\n"
-        "from lit_probattn.__main__ import main\n"
-        f"assert main(['reproduce', '--list', '--runs', {str(tmp_path)!r}]) == 0\n"
-        "print(sorted({'torch', 'lightning', 'pandas', 'matplotlib'} & set(sys.modules)))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    *lines, loaded = done.stdout.splitlines()
-    assert loaded == "[]"
-    assert len(lines) == len(kinds())

@@ -11,15 +11,15 @@ from lit_probattn.analysis.__main__ import main
 from lit_probattn.analysis.approximation import figures
 from lit_probattn.analysis.approximation.methods import ESTIMATE, EXACT
 from lit_probattn.base.rows import RowStore
+from tests.analysis.made import checkpoint
 from tests.datamodules.text import made as made_text
 from tests.support.patching import check_figures
 from tests.support.paths import ROOT
 from tests.support.runs import only_version, run, write_attention
 
 
-@pytest.fixture(scope="module")
-def trained_run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("run")
+def train(folder):
+    """Train a small language model; return its last checkpoint."""
     text = made_text.write(folder / "text")
     run(
         [
@@ -33,10 +33,10 @@ def trained_run(tmp_path_factory):
     return next((only_version(folder) / "checkpoints").glob("step-00000004.ckpt"))
 
 
-def command(checkpoint, out, *more):
+def command(model, out, *more):
     small = ["--num_samples", "4", "--solver_samples", "2", "--local_samples", "1"]
     sizes = ["--ranks", "1", "3", "9", "16", "--features", "8", "--draws", "2"]
-    places = ["--checkpoint", str(checkpoint), "--out", str(out)]
+    places = ["--checkpoint", str(model), "--out", str(out)]
     return main(["approximate", *places, *small, *sizes, *more])
 
 
@@ -57,7 +57,8 @@ def test_claims_name_the_fewest_keys_from_which_the_metric_is_near():
     assert figures.error_claim(errors).endswith("with 1 key: b 0.1, a 0.13, c 0.2")
 
 
-def test_study_writes_tables_pictures_and_resumes(trained_run, tmp_path, capsys, monkeypatch):
+def test_study_writes_tables_pictures_and_resumes(tmp_path, capsys, monkeypatch):
+    model = checkpoint(tmp_path, "value_aware", "SoftmaxAttention", num_heads=2)
     check_figures(monkeypatch)
     settings, add = [], RowStore.add
 
@@ -66,7 +67,7 @@ def test_study_writes_tables_pictures_and_resumes(trained_run, tmp_path, capsys,
         settings[:] = store.path.read_text(encoding="utf-8").splitlines()[:1]
 
     monkeypatch.setattr(RowStore, "add", adding)
-    assert command(trained_run, tmp_path) == 0
+    assert command(model, tmp_path) == 0
     first = pd.read_csv(tmp_path / "approximate.csv")
     assert set(first["method"]) == {"ovo", "ovo_reopt", "ova", "norm", "window", "orf"}
     whole = first[(first["num_kept"] == 16) & (first["method"] != "orf")]
@@ -86,7 +87,7 @@ def test_study_writes_tables_pictures_and_resumes(trained_run, tmp_path, capsys,
     out.mkdir()
     (out / "approximate.partial.jsonl").write_text(f"{settings[0]}\n{json.dumps(keep)}\n")
     capsys.readouterr()
-    assert command(trained_run, out, "--local_samples", "0") == 0
+    assert command(model, out, "--local_samples", "0") == 0
     assert "all ovo r=1:" not in capsys.readouterr().out
     second = pd.read_csv(out / "approximate.csv")
     assert second.loc[0, "value"] == 12345.0
@@ -94,7 +95,8 @@ def test_study_writes_tables_pictures_and_resumes(trained_run, tmp_path, capsys,
 
 
 @pytest.mark.slow
-def test_scopes_and_comparison(trained_run, tmp_path):
+def test_scopes_and_comparison(tmp_path):
+    trained_run = train(tmp_path)
     options = ("--methods", "ovo", "ova", "--local_samples", "1")
     assert command(trained_run, tmp_path / "a", *options, "--scope", "layers") == 0
     table = pd.read_csv(tmp_path / "a/approximate.csv")

@@ -13,42 +13,19 @@ from lit_probattn.analysis.translations import decoded
 from lit_probattn.analysis.translations.study import drawn, read_remarks
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.tasks.bleu import FORMS
-from tests.analysis.made import checkpoint, open_once
+from tests.analysis.made import checkpoint, open_once, train_translator, translator
 from tests.support.patching import check_figures
-from tests.support.paths import ROOT
-from tests.support.runs import only_version, run, write_attention
+from tests.support.runs import run
 
 pytest.importorskip("sacrebleu")
-TASK = ROOT / "configs/tasks/tiny/translation.yaml"
 NAMES = ("softmax", "smgk")
-
-
-def train(folder, *more, cls="SoftmaxAttention", **attention):
-    """Train the tiny task in `folder`/runs; return the run folder."""
-    folder.mkdir(exist_ok=True)
-    run(
-        [
-            *("fit", "--config", str(TASK)),
-            *("--config", write_attention(folder, cls, **attention)),
-            *("--run.root", str(folder / "runs"), "--trainer.accelerator", "cpu"),
-            *("--trainer.devices", "1", "--trainer.enable_progress_bar", "false"),
-            *("--data.init_args.cache_dir", str(folder.parent / "cache"), *more),
-        ]
-    )
-    return only_version(folder)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
-    steps = ("--trainer.max_steps", "16", "--trainer.val_check_interval", "16")
-    steps += ("--model.init_args.lr", "0.02", "--run.checkpoint_every", "8")
-    steps += ("--trainer.limit_val_batches", "1", "--trainer.num_sanity_val_steps", "0")
-    steps += ("--data.init_args.num_test", "11", "--data.init_args.num_val", "11")
-    softmax = train(folder / "a", *steps)
-    steps = tuple("8" if word == "16" else word for word in steps)
-    smgk = train(folder / "b", *steps, cls="MGKAttention", shifted_keys=True)
-    return dict(zip(NAMES, (softmax, smgk), strict=True))
+    folder = tmp_path_factory.mktemp("run")
+    smgk = train_translator(folder, 8, "MGKAttention", shifted_keys=True)
+    return dict(zip(NAMES, (translator(), smgk), strict=True))
 
 
 @pytest.fixture(autouse=True)
@@ -206,8 +183,8 @@ def test_duplicate_labels_and_runs_of_other_tasks_are_one_line(runs, tmp_path, c
 
 def test_the_mean_of_checkpoints_is_a_model_of_its_own(runs, tmp_path):
     """Its curves are those of its run."""
-    both = {"best": runs["softmax"], "mean": runs["softmax"] / "average-2"}
-    assert study(both, tmp_path, "--resamples", "2", "--split", "val", "--num_shown", "0") == 0
+    mean = {"mean": runs["softmax"] / "average-2"}
+    assert study(mean, tmp_path, "--resamples", "2", "--split", "val", "--num_shown", "0") == 0
     text = (tmp_path / "translations.md").read_text(encoding="utf-8")
     assert "sentences of the val split" in text
     assert "average-2-00000016.ckpt" in text

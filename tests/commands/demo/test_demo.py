@@ -148,10 +148,10 @@ def test_steps_repeat_to_the_bit(data):
     losses = []
     for _ in range(2):
         sides = training.make_sides(5)
-        training.train(sides, data, seed=5, steps=3, seconds=1.0, show=lambda done: None)
+        training.train(sides, data, seed=5, steps=2, seconds=1.0, show=lambda done: None)
         losses.append([side.losses for side in sides])
     assert losses[0] == losses[1]
-    assert [len(found) for found in losses[0]] == [3, 3]
+    assert [len(found) for found in losses[0]] == [2, 2]
 
 
 def test_both_learn(data):

@@ -17,7 +17,7 @@ from profiling.sweep.config import Figure
 from profiling.sweep.run import run_sweep
 from tests.profiling.helpers import MGK, append_rows, attention, fork_workers, sweep
 from tests.support.pages import Page
-from tests.support.patching import check_figures
+from tests.support.patching import check_figures, spare_drawing
 from tests.support.paths import ROOT
 
 
@@ -43,10 +43,15 @@ def test_report_has_all_its_parts(drawn, results, tmp_path, monkeypatch):
         check_figures(monkeypatch)
         monkeypatch.setattr("seaborn.matrix._draw_figure", lambda figure: None)
     config, folder = results
+    figure = Figure(title="A figure", paper=["it is less."])
+    config = config.model_copy(update={"report": figure})
     files = write_report(config, folder, tmp_path, html=True)
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
     for part in ("Command:", "Data:", "Convention:", "Hardware:", "Versions:", "2 FLOP"):
         assert part in "\n".join(text.splitlines()[:20])
+    assert "| multiply-adds | attention layer | mgk_full / softmax | eval | counted |" in text
+    told = [line for line in text.splitlines() if not line.startswith("- Command: ")]
+    assert "measure" not in "\n".join(told).replace("counted or measured, ", "")
     assert "closed form" in text
     assert "operations as the paper prints them" in text
     assert "No point failed or was skipped." in text
@@ -61,78 +66,75 @@ def test_report_has_all_its_parts(drawn, results, tmp_path, monkeypatch):
     assert "http" not in page.replace("http://www.w3.org", "")
 
 
-@pytest.mark.usefixtures("sketches")
-def test_the_commands_are_those_that_were_given(results, tmp_path, monkeypatch):
-    """Not a path made from the sweep's name."""
-    config, folder = results
-    rows = [
-        row.model_copy(update={"command": "python -m profiling sweep --config my/own.yaml"})
-        for row in read_rows(folder / "rows.jsonl")
-    ]
-    append_rows(tmp_path / "rows.jsonl", rows)
-    given = ["--config", str(Path.cwd() / "my/own.yaml"), "--results", "/elsewhere/results"]
-    monkeypatch.setattr("sys.argv", ["profiling", "report", *given])
-    write_report(config, tmp_path, tmp_path / "out", command=command_line())
-    text = (tmp_path / "out/report.md").read_text(encoding="utf-8")
-    then = "python -m profiling report --config my/own.yaml --results results"
-    assert f"`python -m profiling sweep --config my/own.yaml`, then `{then}`" in text
-    (image, *_) = sorted((tmp_path / "out/figures").glob("*.png"))
-    assert "profiling sweep --config my/own.yaml" in Image.open(image).text["Description"]
-    assert f"configs/profiling/{config.name}.yaml" not in text
-
-
 MARKUP = "![x](/etc/hostname) [x](http://x) <img src=x>\n\n# Heading\n\n![y](y)"
 
 
-@pytest.mark.usefixtures("sketches")
-def test_what_rows_of_others_say_and_names_of_variants_stay_text(results, tmp_path):
-    """Names also in the lines on what costs more, and on what has no values."""
+@pytest.fixture(scope="module")
+def of_others(results, tmp_path_factory):
+    """The files of a report of rows and names of others, made by their own commands."""
     config, folder = results
+    place = tmp_path_factory.mktemp("others")
     columns = ("device_name", "versions", "git_revision", "backend", "backend_note", "dtype")
     said = {column: f"{column} {MARKUP}" for column in columns}
+    said["command"] = "python -m profiling sweep --config my/own.yaml"
     rows = [
         row.model_copy(
             update={**said, **({"variant": MARKUP} if row.variant == "mgk_full" else {})}
         )
         for row in read_rows(folder / "rows.jsonl")
     ]
-    append_rows(tmp_path / "rows.jsonl", rows)
+    append_rows(place / "rows.jsonl", rows)
     names = {MARKUP if name == "mgk_full" else name: v for name, v in config.variants.items()}
-    config = config.model_copy(update={"variants": names})
-    files = write_report(config, tmp_path, tmp_path / "out", html=True)
-    assert "costs more than" in (tmp_path / "out/report.md").read_text(encoding="utf-8")
-    page = Page((tmp_path / "out/report.html").read_text(encoding="utf-8"))
+    given = ["--config", str(Path.cwd() / "my/own.yaml"), "--results", "/elsewhere/results"]
+    with pytest.MonkeyPatch.context() as patch:
+        spare_drawing(patch)
+        patch.setattr("seaborn.matrix._draw_figure", lambda figure: None)
+        patch.setattr("sys.argv", ["profiling", "report", *given])
+        config = config.model_copy(update={"variants": names})
+        files = write_report(config, place, place / "out", html=True, command=command_line())
+    return config, place / "out", files
+
+
+def test_the_commands_are_those_that_were_given(of_others):
+    """Not a path made from the sweep's name."""
+    config, out, _ = of_others
+    text = (out / "report.md").read_text(encoding="utf-8")
+    then = "python -m profiling report --config my/own.yaml --results results"
+    assert f"`python -m profiling sweep --config my/own.yaml`, then `{then}`" in text
+    (image, *_) = sorted((out / "figures").glob("*.png"))
+    assert "profiling sweep --config my/own.yaml" in Image.open(image).text["Description"]
+    assert f"configs/profiling/{config.name}.yaml" not in text
+
+
+def test_what_rows_of_others_say_and_names_of_variants_stay_text(of_others):
+    """Names also in the lines on what costs more, and on what has no values."""
+    _, out, files = of_others
+    assert "costs more than" in (out / "report.md").read_text(encoding="utf-8")
+    page = Page((out / "report.html").read_text(encoding="utf-8"))
     images = [path for path in files if path.suffix == ".png"]
     assert len(page.attributes("img", "src")) == len(images) > 0
     assert all(a.startswith("data:image/svg+xml") for a in page.attributes("img", "src"))
     assert not page.attributes("a", "href")
     assert "Heading" not in page.texts["h1"]
-    assert {path.parent for path in images} == {tmp_path / "out/figures"}
+    assert {path.parent for path in images} == {out / "figures"}
 
 
 @pytest.mark.usefixtures("sketches")
-def test_what_is_counted_is_not_called_measured(results, tmp_path):
-    config, folder = results
-    figure = Figure(title="A figure", paper=["it is less."])
-    write_report(config.model_copy(update={"report": figure}), folder, tmp_path)
-    text = (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert "| multiply-adds | attention layer | mgk_full / softmax | eval | counted |" in text
-    told = [line for line in text.splitlines() if not line.startswith("- Command: ")]
-    assert "measure" not in "\n".join(told).replace("counted or measured, ", "")
-
-
-@pytest.mark.usefixtures("sketches")
-def test_a_baseline_with_other_dropout_is_flagged_on_top(tmp_path):
+def test_failed_points_are_listed_and_a_baseline_with_other_dropout_is_flagged_on_top(tmp_path):
     config = sweep(
         variants={"softmax": attention(), "mgk": attention(MGK, num_heads=1, dropout=0.1)},
-        grid={"embed_dim": [8], "seq_len": [8]},
+        model={"kind": "attention", "head_dim_divisor": 8},
+        grid={"embed_dim": [12, 16], "seq_len": [8]},
     )
     run_sweep(config, tmp_path, ROOT, stream=lambda _: None)
     write_report(config, tmp_path, tmp_path / "out")
-    lines = (tmp_path / "out/report.md").read_text(encoding="utf-8").splitlines()
+    text = (tmp_path / "out/report.md").read_text(encoding="utf-8")
+    lines = text.splitlines()
     begin = "**Unequal settings: attention dropout is 0.1 (mgk) and 0.0 (baseline softmax): "
     assert lines[2].startswith(begin)
     assert [line for line in lines if line.startswith("**Unequal")] == [lines[2]]
+    assert "Points without values" in text
+    assert "is not divisible by head_dim_divisor" in text
 
 
 def test_unequal_backends_and_precisions_are_flagged(results):
@@ -201,6 +203,7 @@ def test_errors_are_relative_to_what_was_measured(results):
 def test_a_sweep_of_memory_alone_has_a_report(tmp_path, monkeypatch):
     """A sweep on a GPU counts nothing, so no row has a note of a backend."""
     fork_workers(monkeypatch)
+    monkeypatch.setattr("profiling.sweep.predictions.predict", lambda point: (6_000, 2_000))
     config = sweep(measure=["memory"], grid={"embed_dim": [8], "seq_len": [8], "mode": ["eval"]})
     run_sweep(config, tmp_path / "rows", Path.cwd(), stream=str)
     assert all(row.backend_note is None for row in read_rows(tmp_path / "rows" / "rows.jsonl"))
@@ -261,16 +264,3 @@ def test_no_baseline_row(results, tmp_path):
     append_rows(tmp_path / "rows.jsonl", [r for r in rows if r.variant != "softmax"])
     with pytest.raises(ConfigError, match="no baseline row: softmax"):
         write_report(config, tmp_path, tmp_path / "out")
-
-
-@pytest.mark.usefixtures("sketches")
-def test_failed_points_are_listed(tmp_path):
-    config = sweep(
-        model={"kind": "attention", "head_dim_divisor": 8},
-        grid={"embed_dim": [12, 16], "seq_len": [8]},
-    )
-    run_sweep(config, tmp_path, ROOT, stream=lambda _: None)
-    write_report(config, tmp_path, tmp_path / "out")
-    text = (tmp_path / "out/report.md").read_text(encoding="utf-8")
-    assert "Points without values" in text
-    assert "is not divisible by head_dim_divisor" in text

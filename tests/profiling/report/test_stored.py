@@ -95,6 +95,7 @@ def test_a_report_of_something_else_is_refused(made, tmp_path):
         stored_rows(config, tmp_path / "copy", ROOT)
 
 
+@pytest.mark.slow  # of a small sweep: above
 def test_a_committed_report_is_made_again(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     report = ROOT / "reports/mgk_figure4"

@@ -19,7 +19,6 @@ from profiling.sweep.predictions import Predictions, place_of, predict
 from profiling.sweep.run import cannot_fit, describe_plan
 from tests.profiling.helpers import MGK, attention, sweep
 from tests.support.paths import ROOT
-from tests.support.slow import mostly_slow
 
 
 def no_prediction(*args):
@@ -61,19 +60,31 @@ def test_predicting_a_kernel_on_fake_tensors_does_not_touch_their_memory():
     assert inside == selftest.failure()
 
 
+@pytest.mark.parametrize("layers", [1, 3, 4, 7])
+def test_deeper_models_are_extrapolated_from_two_and_three_layers(layers, monkeypatch):
+    """One layer alone is not on the line."""
+    seen = []
+
+    def whole(point):
+        number = point.sizes["num_layers"]
+        seen.append(number)
+        return (5 if number == 1 else 7 + 3 * number), 2 + 11 * number
+
+    monkeypatch.setattr("profiling.sweep.predictions._predict_whole", whole)
+    point = make_plan(sweep(measure=["memory"]), Path.cwd())[0]
+    found = predict(replace(point, sizes={**point.sizes, "num_layers": layers}))
+    assert found == (5 if layers == 1 else 7 + 3 * layers, 2 + 11 * layers)
+    assert seen == ([layers] if layers <= 3 else [2, 3])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "mode"),
-    mostly_slow(
-        product(["fish_figure8", "fish_figure4", "mgk_figure3"], ["train", "eval"]),
-        [("mgk_figure3", "train")],
-    ),
+    ("name", "mode"), product(["fish_figure8", "fish_figure4", "mgk_figure3"], ["train", "eval"])
 )
-@pytest.mark.parametrize("variants", ["one", pytest.param("all", marks=pytest.mark.slow)])
-def test_memory_is_linear_in_the_layers(name, mode, variants):
+def test_memory_is_linear_in_the_layers(name, mode):
     """Language models and encoder-decoders: what is extrapolated is what the whole model has."""
     points = make_plan(load_sweep(name), ROOT)
-    _, *others = variant_points = {point.variant: point for point in points}.values()
-    for variant in others[:1] if variants == "one" else variant_points:
+    for variant in {point.variant: point for point in points}.values():
         sizes = {**variant.sizes, "num_layers": 4, "vocab_size": 50, "mlp_dim": 128}
         point = replace(variant, mode=mode, quantity="memory", embed_dim=64, seq_len=32)
         point = replace(point, sizes=sizes, backend="reference")
