@@ -63,6 +63,8 @@ spec = spec_from_file_location("anything_at_all", path + "/__init__.py")
 module = sys.modules["anything_at_all"] = module_from_spec(spec)
 spec.loader.exec_module(module)
 module.attention.MGKAttention(32, 4).eval()(torch.zeros(2, 5, 32))
+module.attention.FiSHAttention(32, 4)(torch.zeros(2, 5, 32))
+module.attention.LinearAttention(32, 4)(torch.zeros(2, 5, 32), is_causal=True)
 compiler = ["torch._dynamo", "torch._inductor", "triton"]
 print([n for n in ("sympy", *compiler) if n in sys.modules])
 used(module.attention, module.functional)

@@ -125,8 +125,8 @@ def _linear_error(is_causal: bool) -> float:
     numerator = kernel @ exact[2].repeat_interleave(groups, 1)
     expected = 0.5 * numerator / (kernel.sum(-1, keepdim=True) + 1e-3)
     weight = torch.linspace(-1.0, 1.0, out.numel(), device="cpu").view(out.shape)
-    found = torch.autograd.grad(out, given, weight)
-    wanted = torch.autograd.grad(expected, exact, weight.double())
+    found = torch.autograd.grad((out * weight).sum(), given)
+    wanted = torch.autograd.grad((expected * weight).sum(), exact)
     return _largest_error([(out, expected), *zip(found, wanted, strict=True)])
 
 
@@ -182,6 +182,6 @@ def _tiles_error(kind: int, dtype: torch.dtype) -> float:
     expected = scores.masked_fill(hidden, float("-inf")).softmax(-1) @ exact["value"]
     out = tiles.attend(tiles.Inputs(**{**names, **given, **switches}))
     weight = torch.linspace(-1.0, 1.0, out.numel(), device="cpu").view(out.shape).to(dtype)
-    found = torch.autograd.grad(out, list(given.values()), weight)
-    wanted = torch.autograd.grad(expected, list(exact.values()), weight.double())
+    found = torch.autograd.grad((out * weight).sum(), list(given.values()))
+    wanted = torch.autograd.grad((expected * weight).sum(), list(exact.values()))
     return _largest_error([(out, expected), *zip(found, wanted, strict=True)])
