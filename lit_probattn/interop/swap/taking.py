@@ -29,6 +29,8 @@ class Seeing(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is Tensor.unflatten:  # PyTorch 2.11 compiles only the function in a mode
+            func = torch.unflatten
         if func is SDPA:
             return self.take(*args, **kwargs)
         if func is MULTI_HEAD:  # it would disable the mode and attend outside it
@@ -94,7 +96,7 @@ class Attending(Seeing):
             key: keys of the host.
             form: returns their heads, (B, H_kv, L, E).
         """
-        if id(key) not in self.twins:
+        if not self.twins or id(key) not in self.twins:  # PyTorch 2.11 compiles no id()
             return form(key)
         every = [form(k) for k in (key, *self.twins[id(key)][1])]
         return torch.stack(every, 2).flatten(1, 2)
