@@ -18,9 +18,9 @@ from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
 
+from tests.house.private_members import members_of, nodes_of, own_names, private_uses
 from tests.support.forks import program
 from tests.support.paths import ROOT
-from tests.support.private_members import members_of, nodes_of, own_names, private_uses
 
 PACKAGES = ("lit_probattn", "datamodules", "profiling")
 # From the top; a file imports from its own room and from rooms below it. Modules that are named by
