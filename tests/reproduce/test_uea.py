@@ -138,7 +138,7 @@ def test_runs_run_once_and_the_report_has_mean_and_deviation(
     assert rows[0]["command"].startswith("python -m lit_probattn fit --config")
 
     # A finished run is not run again; a result cut short counts as none.
-    never = ["--launch", f"{sys.executable} -c pass", "--attempts", "1"]
+    never = ["--launch", shlex.join([sys.executable, "-c", "pass"]), "--attempts", "1"]
     assert main(bundled(options, *never)) == 0
     assert capsys.readouterr().out.count("already finished") == 2
     files[0].write_text(files[0].read_text(encoding="utf-8")[:50])
