@@ -344,7 +344,7 @@ POINT_FORMS = {
     ("name", "gaussian"),
     mostly_slow(
         itertools.product(POINT_FORMS, [True, False]),
-        [("hard", True)],
+        [("hard", True), ("smgk", False)],
     ),
 )
 def test_output_and_all_gradients_are_those_of_the_equation(name, gaussian, monkeypatch):

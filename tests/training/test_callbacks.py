@@ -13,6 +13,7 @@ import torch
 from lightning.pytorch.callbacks import RichProgressBar
 from torch import nn
 
+from lit_probattn.attention import recorded_choices
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.training import callbacks
 from lit_probattn.training.callbacks import (
@@ -97,7 +98,10 @@ def test_the_first_rank_records_the_first_step_alone(is_first, lines, tmp_path, 
     for _ in range(2):
         record.on_train_batch_end(trainer, nn.Linear(3, 5))
     assert capsys.readouterr().out.count("parameters: 20;") == lines
-    assert read_starts(tmp_path)[0].get("num_parameters") == (20 if is_first else None)
+    recorded = read_starts(tmp_path)[0]
+    assert recorded.pop("backends", None) == (recorded_choices() if is_first else None)
+    known = {"num_parameters": 20, "world_size": 3, "precision": "32-true"}
+    assert recorded == (known if is_first else {})
 
 
 def test_samples_per_second_are_those_of_all_ranks_without_pauses(monkeypatch):
