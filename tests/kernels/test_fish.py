@@ -133,9 +133,11 @@ def test_layer_equals_independent_sums(name):
     "shape", mostly_slow([((2, 3),), ((1, 3),), ((2, 1),), ((1, 1),)], [((1, 1),)])
 )
 def test_bias_gradient_is_summed_over_what_the_bias_is_broadcast_over(shape):
-    query, key, value = torch.randn(2, 2, 9, 5), torch.randn(2, 2, 11, 5), torch.randn(2, 3, 11, 5)
-    first, bias = torch.randn(3, 2), torch.randn(*shape, 9, 11)
-    cotangent = torch.randn(2, 3, 9, 5)
+    """In several tiles of queries and of keys."""
+    rows, keys = 37, 70
+    query, key, value = (torch.randn(2, *x, 5) for x in ((2, rows), (2, keys), (3, keys)))
+    first, bias = torch.randn(3, 2), torch.randn(*shape, rows, keys)
+    cotangent = torch.randn(2, 3, rows, 5)
     query, key, value, first, bias, cotangent = (
         x.to(DEVICE) for x in (query, key, value, first, bias, cotangent)
     )
