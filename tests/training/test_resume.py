@@ -24,7 +24,9 @@ from tests.support.runs import (
     run,
     stateful,
 )
+from tests.tasks import test_language_model as of_language_model
 from tests.tasks import tiny
+from tests.tasks.decision import test_task as decision
 
 
 def kill_before_micro_batch(number):
@@ -116,8 +118,10 @@ def test_killed_five_times_at_random(uninterrupted, tmp_path, monkeypatch, seed)
     assert fingerprint(only_version(tmp_path)) == fingerprint(uninterrupted)
 
 
-def test_another_accumulation_is_refused(uninterrupted):
-    task = tiny.task()
+@pytest.mark.parametrize("make", [tiny.task, of_language_model.task, decision.make_task])
+def test_another_accumulation_is_refused(make, uninterrupted):
+    """Also by tasks that load more than the base."""
+    task = make()
     task._trainer = SimpleNamespace(training=True, accumulate_grad_batches=1)
     with pytest.raises(ValueError, match="accumulate_grad_batches 2, received 1"):
         task.on_load_checkpoint(newest_state(uninterrupted))
