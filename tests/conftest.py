@@ -127,7 +127,7 @@ def sketches(monkeypatch) -> None:
 
 @pytest.fixture
 def logged() -> Iterator[Logged]:
-    """Keep what the package logs; `caplog` is not loaded, which takes a hundredth of all time."""
+    """Return the records that the package logs; pytest's slower `caplog` is disabled."""
     with keep_records() as records:
         yield records
 

@@ -116,7 +116,7 @@ def test_dry_run_names_what_is_missing(options, capsys):
 def test_runs_run_once_and_the_report_has_mean_and_deviation(
     options, tmp_path, capsys, monkeypatch
 ):
-    """With a program that stands in for training; below, a run is trained."""
+    """A fake program replaces training; the selection test below trains a run."""
     run_here(monkeypatch)
     launch = ["--launch", shlex.join(program(tmp_path))]
     assert main(bundled(options, "--jobs", "2", *launch)) == 0

@@ -1,4 +1,4 @@
-"""What is logged: pytest's own capture visits every logger of every library six times a test."""
+"""Log records of the package. Pytest's `caplog` visits every logger six times per test."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def retrieval(command: str, folder: Path, data: str, *more: str) -> list[str]:
 
 
 def test_other_files_do_not_replace_the_result_of_a_run(tmp_path, capsys):
-    """That a training does not go on with them: above."""
+    """Whether training resumes with other files is tested above."""
     for name in ("a", "b"):
         write_pairs(tmp_path / name)
     path = tmp_path / "b/new_aan_pairs.train.tsv"

@@ -164,7 +164,7 @@ def test_output_and_gradients_are_those_of_the_sums(cls, backend):
 # Checks of what depends on the values of parameters; `test_contract.py` has all of them at a start.
 OF_VALUES = ["causality", "padding", "masks of pairs", "masks of heads", "gradients", "backends"]
 OF_VALUES += ["cross-attention", "cache", "documents"]
-# Documents are calls of their own: of hooks that read the input, and of two softmaxes.
+# Each document is a separate call if hooks read the input or there are two softmaxes.
 WITHOUT_DOCUMENTS = {cls for cls in CLASSES if cls not in (GatedAttention, DifferentialAttention)}
 
 

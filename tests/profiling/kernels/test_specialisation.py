@@ -83,8 +83,8 @@ def test_other_counts_of_heads_and_tokens_compile_nothing_again(tmp_path):
     assert again == {}
 
 
-# In a process of its own, where kernels are not interpreted. Dynamo, which every operator imports
-# for seconds only to mark what is not traced, is replaced.
+# Runs in a separate process, where kernels are not interpreted. Every operator imports Dynamo, which
+# takes seconds, only to mark what is not traced; it is replaced.
 CODE = """
 import json, sys, torch
 from types import ModuleType
