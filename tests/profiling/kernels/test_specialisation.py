@@ -83,8 +83,8 @@ def test_other_counts_of_heads_and_tokens_compile_nothing_again(tmp_path):
     assert again == {}
 
 
-# Runs in a separate process, where kernels are not interpreted. Every operator imports Dynamo, which
-# takes seconds, only to mark what is not traced; it is replaced.
+# Runs in a separate process, where kernels are not interpreted. Operators import Dynamo only to
+# mark what is not traced; the import takes seconds, so Dynamo is replaced.
 CODE = """
 import json, sys, torch
 from types import ModuleType
