@@ -21,30 +21,15 @@ typedef int16_t shorts __attribute__((vector_size(BYTES)));
 #define BACK(a, b) PICK(a, b, 1, 3)
 #endif
 
-/* keep[n, c]: -1 if the pair of query row + n and key col + c is kept, else 0; cols and col are multiples of 64.
-   The first three rounds have factors that all columns of a row share. */
+/* keep[n, c]: -1 if the pair of query row + n and key col + c is kept, else 0; cols and col are multiples of 64. */
 static inline void keep_tile(int16_t *keep, int64_t row, int count, int64_t col, int cols, uint32_t head, uint32_t sample, uint32_t k0,
                              uint32_t k1, int16_t threshold) {
-    enum { AT_ONCE = 4 };
-    const uint64_t low = 0xFFFFFFFFu;
-    const words first = all_words(PHILOX_FIRST), second = all_words(PHILOX_SECOND), lane = lane_numbers();
-    const uint32_t x1 = k0 + PHILOX_X, y1 = k1 + PHILOX_Y, x2 = x1 + PHILOX_X, y2 = y1 + PHILOX_Y;
-    const uint64_t q0 = (uint64_t)head * PHILOX_SECOND;
-    for (int n = 0; n < count; n++) {
-        const uint64_t p0 = (uint64_t)(uint32_t)(row + n) * PHILOX_FIRST, c1 = (uint32_t)(p0 >> 32) ^ sample ^ k1;
-        const uint64_t q1 = c1 * PHILOX_SECOND, a2 = (uint32_t)(q1 >> 32) ^ (uint32_t)q0 ^ x1, p2 = a2 * PHILOX_FIRST;
+    const words low = all_words(0xFFFFFFFF);
+    for (int n = 0; n < count; n++)
         for (int c = 0; c < cols; c += 8 * LANES * AT_ONCE) {
             words a[AT_ONCE], b[AT_ONCE], g[AT_ONCE], d[AT_ONCE];
-            UNROLL for (int w = 0; w < AT_ONCE; w++) {
-                const words group = lane + all_words((uint64_t)((col + c) / 8 + w * LANES));
-                const words p1 = product(group ^ all_words((q0 >> 32) ^ k0), first);
-                const words q2 = product((p1 >> 32) ^ all_words((p0 & low) ^ y1), second);
-                a[w] = (q2 >> 32) ^ all_words((q1 & low) ^ x2);
-                b[w] = q2;
-                g[w] = p1 ^ all_words((p2 >> 32) ^ y2);
-                d[w] = all_words(p2);
-            }
-            philox_rounds(AT_ONCE, 3, a, b, g, d, x2 + PHILOX_X, y2 + PHILOX_Y);
+            UNROLL for (int w = 0; w < AT_ONCE; w++) b[w] = lane_numbers() + all_words((uint64_t)((col + c) / 8 + w * LANES));
+            philox(AT_ONCE, (uint32_t)(row + n), head, sample, k0, k1, a, b, g, d);
             UNROLL for (int w = 0; w < AT_ONCE; w++) {
                 const words ab = (a[w] & low) | (b[w] << 32), cd = (g[w] & low) | (d[w] << 32);
                 const shorts front = (shorts)FRONT(ab, cd) >= threshold, back = (shorts)BACK(ab, cd) >= threshold;
@@ -54,6 +39,5 @@ static inline void keep_tile(int16_t *keep, int64_t row, int count, int64_t col,
                 memcpy(keep + n * cols + at + BYTES / 2, &back, BYTES);
             }
         }
-    }
 }
 #endif

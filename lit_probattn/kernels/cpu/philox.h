@@ -6,6 +6,7 @@
 #define LANES (BYTES / 8) /* counters in a vector: each word in the low half of 64 bits, the high half holds anything */
 typedef uint64_t words __attribute__((vector_size(BYTES)));
 
+enum { AT_ONCE = 4 }; /* vectors that are computed together */
 enum { PHILOX_X = 0x9E3779B9u, PHILOX_Y = 0xBB67AE85u };
 static const uint64_t PHILOX_FIRST = 0xD2511F53u, PHILOX_SECOND = 0xCD9E8D57u;
 
@@ -42,5 +43,23 @@ INLINE void philox_rounds(int n, int from, words *a, words *b, words *c, words *
         }
         x += PHILOX_X, y += PHILOX_Y;
     }
+}
+
+/* The four words of n vectors of columns, which b contains at first: counter (row, column, third, fourth).  In the first
+   three rounds half of the factors are equal for all columns of a row. */
+INLINE void philox(int n, uint32_t row, uint32_t third, uint32_t fourth, uint32_t k0, uint32_t k1, words *a, words *b, words *c, words *d) {
+    const uint64_t low = 0xFFFFFFFFu, p0 = (uint64_t)row * PHILOX_FIRST, q0 = (uint64_t)third * PHILOX_SECOND;
+    const uint32_t x1 = k0 + PHILOX_X, y1 = k1 + PHILOX_Y, x2 = x1 + PHILOX_X, y2 = y1 + PHILOX_Y;
+    const uint64_t q1 = ((uint32_t)(p0 >> 32) ^ fourth ^ k1) * PHILOX_SECOND;
+    const uint64_t p2 = ((uint32_t)(q1 >> 32) ^ (uint32_t)q0 ^ x1) * PHILOX_FIRST;
+    UNROLL for (int w = 0; w < n; w++) {
+        const words p1 = product(b[w] ^ all_words((q0 >> 32) ^ k0), all_words(PHILOX_FIRST));
+        const words q2 = product((p1 >> 32) ^ all_words((p0 & low) ^ y1), all_words(PHILOX_SECOND));
+        a[w] = (q2 >> 32) ^ all_words((q1 & low) ^ x2);
+        b[w] = q2;
+        c[w] = p1 ^ all_words((p2 >> 32) ^ y2);
+        d[w] = all_words(p2);
+    }
+    philox_rounds(n, 3, a, b, c, d, x2 + PHILOX_X, y2 + PHILOX_Y);
 }
 #endif
