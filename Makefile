@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make quickstart  set up, then train and compare softmax and sMGK on a small ListOps"
-	@echo "make test        lint, types and the tests (6 to 7 minutes on 2 cores, no GPU needed)"
+	@echo "make test        lint, types and the tests (3 to 7 minutes on 2 cores, no GPU needed)"
 	@echo "make test-full   all tests, the slow ones too, by folder; resumes (PARTS=\"tests/cli ...\")"
 	@echo "make test-oldest the fast tests with the oldest versions that pyproject.toml declares"
 	@echo "make mutants     plant small faults in IN=\"folders\" and list those that no test detects"
