@@ -8,7 +8,6 @@ your own data and shows sizes, classes, lengths and samples. Nothing is download
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import re
 import sys
@@ -43,7 +42,6 @@ _PURPOSE = {
 def main(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit status: 0, 1 for invalid data, 2 for invalid usage."""
     replace_unprintable()
-    logging.basicConfig(format="%(message)s")
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         helps = [word in ("-h", "--help") for word in arguments[:2]]
