@@ -31,9 +31,24 @@ INLINE words product(words a, words b) {
 #endif
 }
 
-/* Rounds `from` to 10 of n vectors, interleaved; x and y are the key's words in round `from`. */
-INLINE void philox_rounds(int n, int from, words *a, words *b, words *c, words *d, uint32_t x, uint32_t y) {
-    UNROLL for (int round = from; round < 10; round++) {
+/* The four words of n vectors of columns, interleaved, with counter (row, column, third, fourth); at first b contains the
+   columns.  In the first three rounds half of the factors are equal for all columns of a row. */
+INLINE void philox(int n, uint32_t row, uint32_t third, uint32_t fourth, uint32_t k0, uint32_t k1, words *a, words *b, words *c, words *d) {
+    const uint64_t low = 0xFFFFFFFFu, p0 = (uint64_t)row * PHILOX_FIRST, q0 = (uint64_t)third * PHILOX_SECOND;
+    const uint32_t x1 = k0 + PHILOX_X, y1 = k1 + PHILOX_Y; /* the key's words in the second round */
+    uint32_t x = x1 + PHILOX_X, y = y1 + PHILOX_Y;
+    const uint64_t q1 = ((uint32_t)(p0 >> 32) ^ fourth ^ k1) * PHILOX_SECOND;
+    const uint64_t p2 = ((uint32_t)(q1 >> 32) ^ (uint32_t)q0 ^ x1) * PHILOX_FIRST;
+    UNROLL for (int w = 0; w < n; w++) {
+        const words p1 = product(b[w] ^ all_words((q0 >> 32) ^ k0), all_words(PHILOX_FIRST));
+        const words q2 = product((p1 >> 32) ^ all_words((p0 & low) ^ y1), all_words(PHILOX_SECOND));
+        a[w] = (q2 >> 32) ^ all_words((q1 & low) ^ x);
+        b[w] = q2;
+        c[w] = p1 ^ all_words((p2 >> 32) ^ y);
+        d[w] = all_words(p2);
+    }
+    UNROLL for (int round = 3; round < 10; round++) {
+        x += PHILOX_X, y += PHILOX_Y;
         UNROLL for (int w = 0; w < n; w++) {
             const words p = product(a[w], all_words(PHILOX_FIRST)), q = product(c[w], all_words(PHILOX_SECOND));
             a[w] = (q >> 32) ^ b[w] ^ all_words(x);
@@ -41,25 +56,6 @@ INLINE void philox_rounds(int n, int from, words *a, words *b, words *c, words *
             b[w] = q;
             d[w] = p;
         }
-        x += PHILOX_X, y += PHILOX_Y;
     }
-}
-
-/* The four words of n vectors of columns, which b contains at first: counter (row, column, third, fourth).  In the first
-   three rounds half of the factors are equal for all columns of a row. */
-INLINE void philox(int n, uint32_t row, uint32_t third, uint32_t fourth, uint32_t k0, uint32_t k1, words *a, words *b, words *c, words *d) {
-    const uint64_t low = 0xFFFFFFFFu, p0 = (uint64_t)row * PHILOX_FIRST, q0 = (uint64_t)third * PHILOX_SECOND;
-    const uint32_t x1 = k0 + PHILOX_X, y1 = k1 + PHILOX_Y, x2 = x1 + PHILOX_X, y2 = y1 + PHILOX_Y;
-    const uint64_t q1 = ((uint32_t)(p0 >> 32) ^ fourth ^ k1) * PHILOX_SECOND;
-    const uint64_t p2 = ((uint32_t)(q1 >> 32) ^ (uint32_t)q0 ^ x1) * PHILOX_FIRST;
-    UNROLL for (int w = 0; w < n; w++) {
-        const words p1 = product(b[w] ^ all_words((q0 >> 32) ^ k0), all_words(PHILOX_FIRST));
-        const words q2 = product((p1 >> 32) ^ all_words((p0 & low) ^ y1), all_words(PHILOX_SECOND));
-        a[w] = (q2 >> 32) ^ all_words((q1 & low) ^ x2);
-        b[w] = q2;
-        c[w] = p1 ^ all_words((p2 >> 32) ^ y2);
-        d[w] = all_words(p2);
-    }
-    philox_rounds(n, 3, a, b, c, d, x2 + PHILOX_X, y2 + PHILOX_Y);
 }
 #endif
