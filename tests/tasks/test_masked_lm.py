@@ -286,6 +286,27 @@ def test_errors_of_pairs_are_counted_and_pairs_are_needed():
         make_task().eval().encode_pairs(data)
 
 
+def test_losses_of_pairs_have_at_least_float32():
+    task, data = make_task(next_sentence=True, num_token_types=2).eval(), pairs()
+    logits = task.encode_pairs(data)[2].double()
+    for dtype, wide in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
+        losses, _ = task.pair_losses(logits.to(dtype), data)
+        picked = logits.to(dtype).to(wide).log_softmax(-1)[range(8), data["elsewhere"]]
+        assert losses.dtype == wide and torch.equal(losses, -picked)
+
+
+def test_every_evaluation_counts_from_zero(monkeypatch):
+    task, data, logged = make_task(next_sentence=True, num_token_types=2).eval(), pairs(), []
+    monkeypatch.setattr(task, "log", lambda name, value, **_: logged.append((name, value)))
+    for _ in range(2):
+        with torch.no_grad():
+            task.validation_step(data, 0)
+        task.log_scores("val")
+    half = len(logged) // 2
+    assert logged[:half] == logged[half:]
+    assert dict(logged)["val/mlm_tokens"] == len(task.token_results(data)[0])
+
+
 def test_a_batch_without_hidden_words_has_a_loss():
     task, data = make_task().eval(), batch()
     data["target"] = torch.full_like(data["target"], IGNORE)

@@ -144,7 +144,7 @@ def test_scores_are_those_of_every_span_of_every_window(trained, task):
     place = version / "checkpoints/step-00000004.ckpt"
     opened = open_trained(Namespace(checkpoint=place, config=None, data=[], device="cpu"))
     data: Questions = opened.data
-    rows, split = [], data.split("test")
+    rows, losses, split = [], [], data.split("test")
     assert len(split) > split.num_questions  # some have several windows
     for number, asked in enumerate(data.questions("test")):
         best: dict[str, float] = {}
@@ -154,7 +154,9 @@ def test_scores_are_those_of_every_span_of_every_window(trained, task):
                 continue
             one = data.collate()([split[window]])
             with torch.no_grad():
-                start, end = (x[0].tolist() for x in opened.task(one))
+                logits = opened.task(one)
+                losses.append(float(opened.task.window_losses(*logits, one["target"])))
+            start, end = (x[0].tolist() for x in logits)
             null = min(null, start[0] + end[0])
             places = one["answerable"][0].nonzero().flatten().tolist()
             for first in places:
@@ -172,7 +174,8 @@ def test_scores_are_those_of_every_span_of_every_window(trained, task):
         assert row["n_best_scores"] == pytest.approx(ranked, abs=1e-5)
         expected = "" if data.version == "2.0" and null > best[text] else text
         assert official[asked.id] == row["prediction"] == expected
-    for name, value in scores_of(rows, data.version).items():
+    scores = {"loss": sum(losses) / len(split), **scores_of(rows, data.version)}
+    for name, value in scores.items():
         assert report[f"test/{name}"] == pytest.approx(value, abs=1e-4), name
     assert len(table) == len(official) == 9
     assert (version / "predictions-step-00000004-null_odds.json").is_file() == (task == "squad_v2")
