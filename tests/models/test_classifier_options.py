@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.models.classifiers import Classifier, PairClassifier
 from lit_probattn.models.decoding import generate
-from lit_probattn.models.embeddings import SineTable
+from lit_probattn.models.embeddings import SineTable, TokenEmbedding
 from lit_probattn.models.language_model import LanguageModel
 from lit_probattn.models.masked_language_model import MaskedLanguageModel
 from lit_probattn.models.per_layer import per_layer
@@ -141,6 +141,14 @@ def test_the_longest_sequence_has_room_for_the_class_token():
         model(torch.ones(2, LONGEST + 1, dtype=torch.int64))
     more = sum(p.numel() for p in model.parameters())
     assert more - sum(p.numel() for p in classifier().parameters()) == 2 * WIDTH
+
+
+def test_the_class_token_starts_as_small_as_the_tokens():
+    embedding = TokenEmbedding(
+        vocab_size=VOCAB, max_seq_len=LONGEST, embed_dim=400, init_std=0.02, class_token=True
+    )
+    for weight in (embedding.class_token, embedding.tokens.weight, embedding.positions.weight):
+        assert 0.015 < float(weight.std()) < 0.025
 
 
 def test_texts_of_a_pair_have_class_tokens_too():
