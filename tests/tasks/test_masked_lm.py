@@ -292,7 +292,8 @@ def test_losses_of_pairs_have_at_least_float32():
     for dtype, wide in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
         losses, _ = task.pair_losses(logits.to(dtype), data)
         picked = logits.to(dtype).to(wide).log_softmax(-1)[range(8), data["elsewhere"]]
-        assert losses.dtype == wide and torch.equal(losses, -picked)
+        assert losses.dtype == wide
+        assert torch.equal(losses, -picked)
 
 
 def test_every_evaluation_counts_from_zero(monkeypatch):
