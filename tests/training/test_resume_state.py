@@ -43,6 +43,22 @@ def test_checkpoints_of_steps_that_this_run_has_not_reached_are_removed(tmp_path
     assert [step_of(path) for path in list_checkpoints(tmp_path, "step")] == [5, 3]
 
 
+@pytest.mark.parametrize(("every", "expected"), [(3, [3, 6, 7]), (None, [2, 4, 6, 7])])
+def test_validations_between_steps_that_are_due_save_nothing(tmp_path, monkeypatch, every, expected):
+    """Of 7 steps with a validation after every second."""
+    saved: list[tuple[str, int]] = []
+    saving, save = RunCheckpoint(tmp_path, every_n_steps=every), RunCheckpoint._save
+
+    def noted(self, run, kind):
+        saved.append((kind, run.global_step))
+        save(self, run, kind)
+
+    monkeypatch.setattr(RunCheckpoint, "_save", noted)
+    run = trainer(7, enable_checkpointing=True, callbacks=[saving], val_check_interval=2)
+    run.fit(task(), data())
+    assert [step for kind, step in saved if kind == "step"] == expected
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     return fit(tmp_path_factory.mktemp("whole"), 10)

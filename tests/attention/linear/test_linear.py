@@ -246,6 +246,10 @@ def test_refusals_name_what_works():
     layer.backend = "blockwise"
     with pytest.raises(NotImplementedError, match=r"attn_mask.*use one of: auto, reference"):
         layer(x, attn_mask=torch.ones(5, 5, dtype=torch.bool))
+    if "native" in BACKENDS:
+        layer.backend, longer = "native", torch.cat([x, x], 1)
+        with pytest.raises(NotImplementedError, match=r"as many keys as queries, received 5 .* 10"):
+            layer(x, longer, longer, is_causal=True)
     layer.backend = "auto"
     with pytest.raises(NotImplementedError, match="no backend supports this call"):
         layer(x, attn_mask=torch.ones(5, 5, dtype=torch.bool), cache=layer.new_cache())

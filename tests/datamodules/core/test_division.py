@@ -48,8 +48,11 @@ def test_too_few_samples_and_wrong_shares_are_refused():
         check_shares(val_fraction=0, test_fraction=0.1)
     with pytest.raises(DataError, match=r"val_fraction=0.5 and test_fraction=0.5 leave no samples"):
         check_shares(val_fraction=0.5, test_fraction=0.5)
-    with pytest.raises(DataError, match=r"split_seed must be within 64 bits, received 9223"):
-        divide("x", keys(9), SHARES, 2**63)
+    for seed in (-(2**63), 2**63 - 1):
+        divide("x", keys(9), SHARES, seed)
+    for seed in (-(2**63) - 1, 2**63):
+        with pytest.raises(DataError, match=f"split_seed must be within 64 bits, received {seed}"):
+            divide("x", keys(9), SHARES, seed)
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])

@@ -207,6 +207,16 @@ def test_only_data_of_questions_with_as_many_token_types_are_supported():
             task.setup("test")
 
 
+def test_setup_compiles_the_model_if_requested(monkeypatch):
+    texts = SimpleNamespace(characters=None, version="1.1", num_token_types=2)
+    for compiled in (False, True):
+        task, calls = make_task(compile=compiled), []
+        task._trainer = SimpleNamespace(datamodule=texts)
+        monkeypatch.setattr(task.model, "compile", lambda calls=calls: calls.append(1))
+        task.setup("test")
+        assert len(calls) == compiled
+
+
 def test_steps_teach_the_spans_of_a_batch():
     task, data = make_task(dropout=0.0), batch()
     optimizer = torch.optim.Adam(task.parameters(), lr=0.02)
