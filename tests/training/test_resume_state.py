@@ -44,7 +44,9 @@ def test_checkpoints_of_steps_that_this_run_has_not_reached_are_removed(tmp_path
 
 
 @pytest.mark.parametrize(("every", "expected"), [(3, [3, 6, 7]), (None, [2, 4, 6, 7])])
-def test_validations_between_steps_that_are_due_save_nothing(tmp_path, monkeypatch, every, expected):
+def test_validations_between_steps_that_are_due_save_nothing(
+    tmp_path, monkeypatch, every, expected
+):
     """Of 7 steps with a validation after every second."""
     saved: list[tuple[str, int]] = []
     saving, save = RunCheckpoint(tmp_path, every_n_steps=every), RunCheckpoint._save
