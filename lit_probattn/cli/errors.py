@@ -172,6 +172,18 @@ def _field(error: ConstructionError) -> str:
     return field
 
 
+def _explain_all(error: BaseException) -> tuple[str, int] | None:
+    """Return `explain` of an error, or of the failed rank or loader process behind it."""
+    try:
+        lost = peers.explain_lost_contact(error)
+        return (lost, 1) if lost else explain(error)
+    except RuntimeError as later:
+        # PyTorch's handler of SIGCHLD raises wherever the main thread is, here too.
+        if _WORKER.search(str(later)):
+            return explain(later)
+        raise
+
+
 def exit_status(run: Callable[[], object]) -> int:
     """Run a command.
 
@@ -191,8 +203,7 @@ def exit_status(run: Callable[[], object]) -> int:
         print_error_line("stopped by SIGINT")
         return 128 + int(signal.SIGINT)
     except (Exception, ConstructionError) as error:
-        lost = peers.explain_lost_contact(error)
-        explained = (lost, 1) if lost else explain(error)
+        explained = _explain_all(error)
         if explained is not None:
             print_error_line(explained[0])
         if explained is None or os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0"):

@@ -174,4 +174,5 @@ def test_variants_run_over_seeds_and_are_reported(tmp_path, monkeypatch, capsys)
     measured = pd.read_csv(out / "rows.csv").groupby("row")["full parameters_ratio"].first()
     assert measured["softmax"] == 1
     assert (out / "figures/learning_curves.png").is_file()
+    assert ".** Loss: mean of" in text  # the claim in bold, then the caption
     assert "6 of 6 runs finished (6 new)" in capsys.readouterr().out

@@ -139,7 +139,17 @@ def reset_connection(monkeypatch):
     monkeypatch.setattr(resource_sharer.DupFd, "detach", detach)
 
 
-@pytest.mark.parametrize("fault", [kill_loaders, reset_connection])
+def notice_the_death_later(monkeypatch):
+    """PyTorch's handler of SIGCHLD raises while the lost connection is explained."""
+    reset_connection(monkeypatch)
+
+    def interrupted(error):
+        raise RuntimeError("DataLoader worker (pid 5) is killed by signal: Killed. ")
+
+    monkeypatch.setattr(cli_errors, "_is_from_loader", interrupted)
+
+
+@pytest.mark.parametrize("fault", [kill_loaders, reset_connection, notice_the_death_later])
 def test_a_killed_loader_process_is_one_line(monkeypatch, capsys, fault):
     def read():
         for number, _ in enumerate(DataLoader(torch.zeros(97, 3), num_workers=1)):
