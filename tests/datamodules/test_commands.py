@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
@@ -144,6 +145,13 @@ def test_it_does_not_import_the_models() -> None:
         "assert not other, other; sys.exit(status)"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_the_root_logger_is_left_alone(monkeypatch) -> None:
+    """A handler would keep the stderr of this call for those of a later one."""
+    monkeypatch.setattr(logging.root, "handlers", [])
+    assert main(["check", "synthetic"]) == 0
+    assert logging.root.handlers == []
 
 
 def test_interrupting_keeps_nothing(tmp_path: Path) -> None:
