@@ -144,8 +144,9 @@ def test_distances_of_a_study_are_those_of_the_maps(tmp_path):
         np.testing.assert_allclose(row["mean"], np.mean(gaps), rtol=1e-4)
         np.testing.assert_allclose(row["variance"], np.var(gaps), rtol=1e-3)
         pairs = table[(table["layer"] == layer) & (table["head"] == 0) & (table["other_head"] == 1)]
-        first = np.mean([np.linalg.norm(m[0] - m[1]) for m in found])
-        np.testing.assert_allclose(pairs["mean"].iloc[0], first, rtol=1e-4)
+        first = [np.linalg.norm(m[0] - m[1]) for m in found]
+        np.testing.assert_allclose(pairs["mean"].iloc[0], np.mean(first), rtol=1e-4)
+        np.testing.assert_allclose(pairs["variance"].iloc[0], np.var(first), rtol=1e-3)
 
 
 def test_scores_are_products_and_zero_where_masked():
