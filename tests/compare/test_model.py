@@ -82,6 +82,17 @@ def test_memory_is_that_of_a_real_step_and_of_adam(row, tmp_path):
     assert step_bytes(run) == pytest.approx(measured, abs=weights / 4)
 
 
+def test_memory_is_that_of_one_micro_batch(tmp_path):
+    tiny = tiny_runs(tmp_path, ["listops", "softmax_2"])[1][0]
+
+    def found(rows, parts):
+        settings = {"data.init_args.batch_size": rows, "trainer.accumulate_grad_batches": parts}
+        return step_bytes(Run(tiny.task, tiny.row, 0, Options(settings=settings), tiny.place))
+
+    assert found(8, 2) == found(4, 1)
+    assert found(8, 2) < found(8, 1)
+
+
 def test_a_decision_model_has_a_step_that_fits_the_actions_of_its_inputs():
     task = make_task()
     inputs, target = make_inputs(task, cast(Any, None), 3)
