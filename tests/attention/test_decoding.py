@@ -10,6 +10,7 @@ import torch
 
 from lit_probattn.attention import KVCache
 from lit_probattn.attention.engines.cached import merge_partials, partial_attention
+from lit_probattn.randomness import RandomKey
 from tests.attention.decoding_layers import CACHED, LAYERS, B, C, E, N, make
 from tests.support.helpers import cache_bytes_per_token, cpu_backends
 from tests.support.slow import taking_turns
@@ -61,6 +62,23 @@ def test_a_step_of_no_tokens_changes_nothing(name, first):
         parts += [layer(x[:, first:], key_mask=mask[:, first:], **given)]
     assert parts[1].shape == (B, 0, C)
     torch.testing.assert_close(torch.cat(parts, 1), full, atol=1e-13, rtol=0)
+
+
+@pytest.mark.parametrize(("name", "rows"), taking_turns(LAYERS, [(1, 0), (1, 0, 1)]))
+def test_rows_that_are_taken_go_on_as_theirs(name, rows):
+    """As many as before, or more: what is stored per row moves with it in both cases."""
+    layer, x, mask = make(name), torch.randn(B, N, C, dtype=torch.float64), left_padded_mask()
+    ids, taken, cache = torch.tensor([8, 3]), torch.tensor(rows), layer.new_cache()
+    layer.backend = "reference"
+    full = layer(x, key_mask=mask, is_causal=True, rng=RandomKey(5, sample_ids=ids))
+    layer.backend = "auto"
+    given = {"is_causal": True, "cache": cache}
+    with torch.no_grad():
+        layer(x[:, :6], key_mask=mask[:, :6], rng=RandomKey(5, sample_ids=ids), **given)
+        cache.reorder(taken)
+        mine = RandomKey(5, sample_ids=ids[taken])
+        out = layer(x[taken, 6:], key_mask=mask[taken, 6:], rng=mine, **given)
+    torch.testing.assert_close(out, full[taken, 6:], atol=1e-13, rtol=0)
 
 
 @pytest.mark.parametrize(("name", "part_len"), taking_turns(CACHED, [1, 4, 13]))

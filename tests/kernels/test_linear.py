@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 import torch
 
-from lit_probattn.attention import HeadCall, LinearAttention
+from lit_probattn.attention import HeadCall, LinearAttention, ReleasedLinearAttention
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.kernels.linear import selftest
 from lit_probattn.kernels.linear.operators import linear_attention, state_columns
@@ -76,17 +76,27 @@ def test_states_wider_than_a_program_holds_are_read_by_columns(name, is_causal):
     check_kind(name, is_causal, (16, 16), (5, 40), (13, 25))
 
 
+def assert_equals_the_reference(layer):
+    """Compare outputs and gradients of one sample with two heads of 9 tokens."""
+    layer, found = layer.to(DEVICE).eval(), []
+    given = [torch.randn(1, 2, 9, 5, device=DEVICE).requires_grad_() for _ in range(3)]
+    for backend in ("triton", "reference"):
+        out = run_heads(layer, backend, HeadCall(*given, make_masks(1, 2, 9, 9)))
+        found.append([out, *torch.autograd.grad(out.square().sum(), given)])
+    for ours, plain in zip(*found, strict=True):
+        torch.testing.assert_close(ours, plain, atol=3e-5, rtol=3e-5)
+
+
 def test_features_that_kernels_do_not_make_are_made_outside():
     for options in ({"feature_map": "favor", "num_features": 13}, {"feature_map": "dpfp"}):
         torch.manual_seed(0)
-        layer = LinearAttention(12, 2, head_dim=5, **options).to(DEVICE).eval()
-        given = [torch.randn(1, 2, 9, 5, device=DEVICE).requires_grad_() for _ in range(3)]
-        found = []
-        for backend in ("triton", "reference"):
-            out = run_heads(layer, backend, HeadCall(*given, make_masks(1, 2, 9, 9)))
-            found.append([out, *torch.autograd.grad(out.square().sum(), given)])
-        for ours, plain in zip(*found, strict=True):
-            torch.testing.assert_close(ours, plain, atol=3e-5, rtol=3e-5)
+        assert_equals_the_reference(LinearAttention(12, 2, head_dim=5, **options))
+
+
+def test_factors_of_the_released_codes_are_those_of_the_reference():
+    normed = {"feature_norm": "sum", "eps": 1e-5, "output_scale": "inv_sqrt_head_dim"}
+    for options in (normed, {"denominator": "sqrt_len"}):
+        assert_equals_the_reference(ReleasedLinearAttention(12, 2, head_dim=5, **options))
 
 
 def test_divisions_without_denominators_are_refused():
