@@ -282,6 +282,13 @@ def test_dpfp_has_twice_the_head_size_of_features_by_default():
     assert layer.core.kind_of_features.number == 2 * HEAD
 
 
+@pytest.mark.parametrize(("head_dim", "number"), [(1, 1), (2, 2), (3, 4), (64, 267)])
+def test_favor_has_e_ln_e_features_by_default(head_dim, number):
+    """0, 1.4, 3.3 and 266.2, rounded up; no fewer than E."""
+    layer = LinearAttention(EMBED, 3, head_dim=head_dim, feature_map="favor")
+    assert layer.core.kind_of_features.number == number
+
+
 def test_a_call_that_is_refused_leaves_its_cache_as_it_was():
     layer, x = make("linear, elu"), torch.randn(BATCH, 5, EMBED, dtype=torch.float64)
     cache = layer.new_cache()
