@@ -148,12 +148,15 @@ def test_rows_that_threads_do_not_divide_are_computed_too(threads, nan_filled_em
 
 
 def biases(queries, keys):
-    """Yield additive biases whose numbers do not lie one after the other."""
+    """Yield additive biases whose numbers do not lie one after the other, or are for many pairs."""
     whole = torch.randn(2, 3, keys, queries, dtype=torch.float64)
     yield "transposed", whole.mT
     yield "expanded over keys", whole[..., :1, :].mT.expand(2, 3, queries, keys)
     yield "expanded over queries", whole[..., :1].mT.expand(2, 3, queries, keys)
     yield "expanded over heads", whole[:, :1].mT.expand(2, 3, queries, keys)
+    yield "one per query", whole[..., :1, :].mT
+    yield "one per key", whole[..., :1].mT
+    yield "one per head", whole[:1, :, :1, :1]
     yield "every other", torch.randn(1, 3, queries, 2 * keys, dtype=torch.float64)[..., ::2]
 
 
