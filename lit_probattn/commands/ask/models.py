@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lit_probattn.attention.core import Core
 from lit_probattn.base.errors import ConfigError, nearest
@@ -145,14 +145,30 @@ def _macs(model: nn.Module, inputs: Any) -> dict[str, int]:
 
         return {name: flops // 2 for name, flops in torch_flops_by_module(there, call).items()}
 
-    there = copy.deepcopy(model).eval()
+    try:
+        return count(_by_equation(model, _without_data(model)), "meta")
+    except RuntimeError:
+        return count(_by_equation(model, {}), "cpu")
+
+
+def _without_data(model: nn.Module) -> dict[int, Tensor]:
+    """Return parameters and buffers on the meta device by the identities of their originals.
+
+    With them, copying a model copies no weights, which are gigabytes in some models.
+    """
+    found: dict[int, Tensor] = {id(buffer): buffer.to("meta") for buffer in model.buffers()}
+    for weight in model.parameters():
+        found[id(weight)] = nn.Parameter(weight.detach().to("meta"), weight.requires_grad)
+    return found
+
+
+def _by_equation(model: nn.Module, copied: dict[int, Tensor]) -> nn.Module:
+    """Return a copy for evaluation whose attention computes its equation; see `copy.deepcopy`."""
+    there = copy.deepcopy(model, dict[int, Any](copied)).eval()
     for core in there.modules():
         if isinstance(core, Core):
             core.backend = core.makes.stated_backend
-    try:
-        return count(copy.deepcopy(there).to("meta"), "meta")
-    except RuntimeError:
-        return count(there, "cpu")
+    return there
 
 
 def load(name: str, seq_len: int) -> Named:

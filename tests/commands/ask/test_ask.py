@@ -9,6 +9,7 @@ from itertools import product
 import pytest
 import torch
 import yaml
+from torch import nn
 
 import lit_probattn
 from lit_probattn.attention.engines import blocks
@@ -355,6 +356,15 @@ def test_a_model_by_name(name, layers, width, capsys):
         assert before == 4 * tokens * width * width + 2 * pairs
         assert after - before >= tokens * width * width + pairs  # a second key of every head
         assert each["parameters"][1] > each["parameters"][0]
+
+
+def test_multiply_adds_are_counted_without_a_copy_of_the_weights(monkeypatch):
+    def refused(self, memo):
+        raise MemoryError
+
+    monkeypatch.setattr(nn.Parameter, "__deepcopy__", refused)
+    model = nn.Sequential(nn.Linear(3, 5))
+    assert models._macs(model, torch.ones(2, 3))["0"] == 2 * 3 * 5
 
 
 @pytest.mark.parametrize("name", mostly_slow(TESTED, ["gpt2", "bart"]))
