@@ -84,6 +84,10 @@ LAYERS = {
         LinearAttention,
         {"num_heads": 6, "num_kv_heads": 3, "feature_map": "favor"},
     ),
+    "linear, favor, normalised": (
+        LinearAttention,
+        {"num_heads": 3, "feature_map": "favor", "feature_norm": "sum"},
+    ),
     "mlk": (MLKAttention, {"num_heads": 3}),
     "mlk, per position": (MLKAttention, {"num_heads": 3, **POSITIONS}),
     "smlk": (MLKAttention, {"num_heads": 3, "shifted_keys": True}),

@@ -56,19 +56,23 @@ class FeatureMap:
         if projection is None:
             return self._finish(self._plain(x))
         exponents = _favor_exponents(x, projection)
-        return self._finish(torch.exp(exponents - exponents.detach().amax(-1, keepdim=True)))
+        if self.norm == "sum":
+            return exponents.softmax(-1)
+        return torch.exp(exponents - exponents.detach().amax(-1, keepdim=True))
 
     def key_scale(
         self, key: Tensor, projection: Tensor | None, key_mask: Tensor | None
     ) -> Tensor | None:
-        """Return the log of the divisor of `key`, (B, H, 1, 1); None unless `favor`.
+        """Return the log of the divisor of `key`, (B, H, 1, 1).
+
+        None for features without one: those that are normalised, and all but `favor`.
 
         Args:
             key: (B, H, L, E) or (B, H, K, L, E).
             projection: rows w_m, (F, E); None unless `favor`.
             key_mask: real keys, (B, L); others are ignored.
         """
-        if projection is None:
+        if projection is None or self.norm == "sum":
             return None
         largest = _favor_exponents(key.detach(), projection).amax(-1)  # (B, H, [K,] L)
         if largest.dim() == 4:
@@ -85,11 +89,13 @@ class FeatureMap:
         if projection is None:
             return self._finish(self._plain(x))
         exponents = _favor_exponents(x, projection)
+        if self.norm == "sum":
+            return exponents.softmax(-1)
         if log_scale is not None:
             # A masked key may exceed the largest real key: it is dropped later, but must stay
             # finite.
             exponents = (exponents - log_scale).clamp_max(60.0)
-        return self._finish(torch.exp(exponents))
+        return torch.exp(exponents)
 
     def _plain(self, x: Tensor) -> Tensor:
         if self.name == "elu":

@@ -57,6 +57,10 @@ KINDS = {
     ),
     "mlk, elu": (MLKAttention, {"num_heads": 3}),
     "mlk, K=3, relu": (MLKAttention, {"num_heads": 3, "num_components": 3, "feature_map": "relu"}),
+    "linear, favor, normalised": (
+        LinearAttention,
+        {"num_heads": 3, "feature_map": "favor", "num_features": 7, "feature_norm": "sum"},
+    ),
     "mlk, dpfp, multi-query": (
         MLKAttention,
         {"num_heads": 2, "num_kv_heads": 1, "feature_map": "dpfp"},
@@ -199,6 +203,21 @@ def test_favor_survives_keys_of_large_norm():
     exact = layer(x)
     assert (exact - layer.out_proj.bias).abs().max() > 0.1
     torch.testing.assert_close(layer.float()(x.float()).double(), exact, rtol=1e-3, atol=1e-3)
+
+
+def test_normalised_favor_features_do_not_depend_on_other_keys():
+    """A key whose features are e³⁰⁰ below those of another has shares and gradients, too."""
+    features, x = FeatureMap("favor", norm="sum"), torch.randn(1, 1, 2, 5)
+    x[..., 1, :] *= 40.0 / x[..., 1, :].norm()
+    x = x.requires_grad_()
+    w = orthogonal_projection(feature_normals(RandomKey(1), 7, 5)).float()
+    found = features.key(x, w, features.key_scale(x, w, None))
+    scaled = x.detach().double() / 5**0.25
+    torch.testing.assert_close(
+        found.double(), (scaled @ w.double().mT).softmax(-1), atol=1e-5, rtol=0
+    )
+    (grad,) = torch.autograd.grad(found[..., 0].sum(), x)
+    assert grad.isfinite().all()
 
 
 def test_favor_factor_of_a_mixture_is_that_of_its_largest_component():
