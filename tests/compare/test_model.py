@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -91,6 +92,31 @@ def test_memory_is_that_of_one_micro_batch(tmp_path):
 
     assert found(8, 2) == found(4, 1)
     assert found(8, 2) < found(8, 1)
+
+
+def test_memory_of_a_model_with_two_outputs_is_that_of_a_real_step():
+    """A model of questions returns logits of starts and of ends."""
+    sizes = {"embed_dim": 16, "head_dim": 8, "num_layers": 1, "num_token_types": 2}
+    softmax = {
+        "class_path": "lit_probattn.attention.SoftmaxAttention",
+        "init_args": {"num_heads": 2},
+    }
+    task_class = "lit_probattn.tasks.QuestionAnswering"
+    arguments = {**sizes, "mlp_dim": 16384, "attention": softmax}
+    data = SimpleNamespace(max_seq_len=23, vocab_size=31, batch_setting=("batch_size", 6))
+    config = {
+        "data": {"init_args": {"batch_size": 6}},
+        "model": {"class_path": task_class, "init_args": arguments},
+        "trainer": {},
+    }
+    run = cast(Any, SimpleNamespace(config=config, data=lambda: data, seed=0))
+    run.options, run.task = Options(), SimpleNamespace(sizes={})
+    task = build_task(run, cast(Any, data)).train()
+    step = training_step(task, *make_inputs(task, cast(Any, data), 6))
+    step()
+    weights = 4 * sum(p.numel() for p in task.model.parameters())
+    measured = cpu_peak_bytes(step) + 3 * weights
+    assert step_bytes(run) == pytest.approx(measured, abs=weights / 4)
 
 
 def test_a_decision_model_has_a_step_that_fits_the_actions_of_its_inputs():

@@ -21,11 +21,13 @@ from lit_probattn.compare.protocol import Options, differences
 from lit_probattn.compare.report import Report
 from lit_probattn.compare.runner import RunJob, run_all
 from lit_probattn.compare.runs import Run
+from lit_probattn.compare.tables import read_table
+from lit_probattn.configs import read_yaml
 from lit_probattn.experiments.launch import child_environment
 from lit_probattn.experiments.runner import Pace, Slot
 from lit_probattn.reproduce.__main__ import main
 from lit_probattn.training.run_record import read_starts
-from tests.compare.tiny import measure_nothing, program, run_here, tiny_runs, write_tables
+from tests.compare.tiny import TABLE, measure_nothing, program, run_here, tiny_runs, write_tables
 from tests.support.forks import Forked
 from tests.support.runs import in_child
 
@@ -272,6 +274,16 @@ def test_options_make_other_runs(tmp_path):
     assert len(digests | {plain.digest}) == 6
     assert Options(steps=4).shortens
     assert not Options(settings={"a.b": 1}).shortens
+
+
+def test_a_row_that_sets_nothing_is_its_preset(tmp_path):
+    row = {key: TABLE["rows"]["mgk_1"][key] for key in ("method", "heads", "attention")}
+    table = {**TABLE, "rows": {"plain": row}, "baseline": "plain", "tasks": ["listops"]}
+    found = read_table("tiny", write_tables(tmp_path / "tables", table))
+    attention = Run(found.tasks["listops"], found.rows["plain"], 3).config["model"]["init_args"]
+    preset = read_yaml(row["attention"])["model"]["init_args"]["attention"]
+    assert attention["attention"]["class_path"] == preset["class_path"]
+    assert attention["attention"]["init_args"] == preset["init_args"]
 
 
 def test_result_has_what_a_reader_needs(tmp_path, monkeypatch):

@@ -83,6 +83,26 @@ def test_a_file_takes_its_name_by_a_rename(tmp_path):
         assert reader.read() == before != path.read_bytes()
 
 
+@pytest.mark.parametrize("raised", ["from", "during"])
+def test_a_checkpoint_that_cannot_be_written_names_the_cause(raised, tmp_path, monkeypatch):
+    """PyTorch's writer raises an error of its own while the one of the file is handled."""
+    cause = OSError(errno.EFBIG, "File too large")
+
+    def save(content, file):
+        file.write(b"half")
+        try:
+            raise cause
+        except OSError as error:
+            if raised == "from":
+                raise RuntimeError("unexpected pos 64 vs 0") from error
+            raise RuntimeError("unexpected pos 64 vs 0")  # noqa: B904
+
+    monkeypatch.setattr(torch, "save", save)
+    with pytest.raises(CheckpointError, match=r"step-00000007\.ckpt: .*File too large"):
+        save_checkpoint(content(), checkpoint_path(tmp_path, "step", 7))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_list_is_newest_first_and_by_kind(tmp_path):
     for kind, step in (("step", 20), ("step", 100), ("best", 40), ("step", 3)):
         save_checkpoint(content(step), checkpoint_path(tmp_path, kind, step))

@@ -68,6 +68,17 @@ def test_a_recorded_graph_computes_the_product():
         torch.testing.assert_close(a, b, atol=1e-13, rtol=1e-13)
 
 
+@pytest.mark.parametrize("before", [0, 4])
+def test_a_graph_of_unknown_sizes_computes_the_product_of_others(before):
+    recorded = [t.detach() for t in draw(13, 13 + before, 2, 1)]
+    graph = make_fx(lambda *x: causal_product(*x[:3], state=x[3]), tracing_mode="symbolic")(
+        *recorded
+    )
+    inputs = [t.detach() for t in draw(7, 7 + before, 2, 1)]
+    for a, b in zip(graph(*inputs), direct(*inputs), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-13, rtol=1e-13)
+
+
 @pytest.mark.parametrize("step", [1, 3, 13])
 @pytest.mark.parametrize("feature_map", ["elu", "relu", "dpfp", "favor"])
 @pytest.mark.parametrize(

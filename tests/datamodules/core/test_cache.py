@@ -18,7 +18,14 @@ from threading import Timer
 import numpy as np
 import pytest
 
-from datamodules.core.cache import CacheSpec, CacheWriter, ensure_cache, open_cache
+from datamodules.core import cache as caches
+from datamodules.core.cache import (
+    CacheSpec,
+    CacheWriter,
+    ensure_cache,
+    hash_sources,
+    open_cache,
+)
 from lit_probattn.base.errors import DataError, MissingDataError
 from tests.support.forks import Forked
 from tests.support.runs import in_child, in_ranks, kill_me
@@ -296,6 +303,33 @@ def test_a_source_that_is_gone_makes_the_cache_stale_unless_all_are(tmp_path: Pa
         ensure_cache(tmp_path / "caches", spec, read)
         (folder / gone).unlink()
         assert bytes(ensure_cache(tmp_path / "caches", spec, read).array("a")) == left
+
+
+def test_hashes_of_sources_are_those_of_their_content_and_read_only_what_changed(
+    tmp_path: Path, monkeypatch
+) -> None:
+    sources = [tmp_path / name for name in ("a.txt", "b.txt", "c.txt")]
+    for source in sources[:2]:
+        source.write_text(source.stem)
+    spec = CacheSpec("numbers", {}, lambda: [path for path in sources if path.exists()])
+    ensure_cache(tmp_path / "caches", spec, build)
+    sources[1].write_text("another text")
+    sources[2].write_text("a source that the cache does not know")
+    read: list[Path] = []
+
+    def digest_of(path: Path) -> str:
+        read.append(path)
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+
+    expected = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sources}
+    monkeypatch.setattr(caches, "file_digest", digest_of)
+    assert hash_sources(tmp_path / "caches", spec) == expected
+    assert read == sources[1:]
+    for source in sources:
+        source.unlink()
+    kept = {name: hashlib.sha256(name[:1].encode()).hexdigest() for name in ("a.txt", "b.txt")}
+    assert hash_sources(tmp_path / "caches", spec) == kept
+    assert hash_sources(tmp_path / "elsewhere", spec) is None
 
 
 def test_a_limit_of_file_sizes_is_told_as_a_full_disk(tmp_path: Path) -> None:

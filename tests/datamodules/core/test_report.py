@@ -11,6 +11,7 @@ import pytest
 
 from datamodules import ListOps
 from datamodules.core.base import Published
+from datamodules.core.own import class_lines
 from datamodules.core.report import compare, describe, outline
 from tests.datamodules.core.test_base import synthetic
 
@@ -37,6 +38,33 @@ def test_selection_on_the_test_split_is_noted() -> None:
     assert note not in outline(data)
     data.select_on_test = True
     assert note in outline(data)
+
+
+def test_each_split_has_its_sizes_and_lengths() -> None:
+    data = synthetic()
+    lines = list(outline(data))
+    for name in ("train", "val", "test"):
+        lengths = sorted(len(sample.values) for sample in data.splits[name])
+        size, mean = len(lengths), sum(lengths) / len(lengths)
+        at, rest = divmod(9 * (size - 1), 10)
+        p90 = lengths[at] + int(rest / 10 * (lengths[at + 1] - lengths[at]))
+        (line,) = [line for line in lines if line.startswith(f"{name}: ")]
+        assert line == (
+            f"{name}: {size} samples, lengths min {lengths[0]}, median {lengths[size // 2]}, "
+            f"mean {mean:.1f}, p90 {p90}, max {lengths[-1]}, truncated 0"
+        )
+
+
+def test_twelve_classes_are_listed_and_more_are_counted() -> None:
+    classes = [f"c{number}" for number in range(14)]
+    targets = np.repeat(np.arange(14), [5, 1, 2, *[3] * 11])
+    assert list(class_lines(classes[:12], targets[targets < 12])) == [
+        f"  classes: c0 5, c1 1, c2 2, {', '.join(f'{name} 3' for name in classes[3:12])}"
+    ]
+    shown = [f"{name} 3" for name in classes[3:]]
+    assert list(class_lines(classes, targets)) == [
+        f"  classes: c0 5, {', '.join(shown)}, and 2 smaller ones"
+    ]
 
 
 def test_sizes_are_compared_with_those_published_in_total_and_per_class() -> None:
