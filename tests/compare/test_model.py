@@ -119,6 +119,15 @@ def test_memory_of_a_model_with_two_outputs_is_that_of_a_real_step():
     assert step_bytes(run) == pytest.approx(measured, abs=weights / 4)
 
 
+def test_inputs_are_all_words_but_padding():
+    task = cast(Any, SimpleNamespace(model=SimpleNamespace(vocab_size=4)))
+    data = SimpleNamespace(max_seq_len=97, batch_setting=("batch_size", 5))
+    inputs, target = make_inputs(task, cast(Any, data), 5)
+    assert inputs.shape == (5, 97)
+    assert inputs.unique().tolist() == [1, 2, 3]
+    assert target.tolist() == [0] * 5
+
+
 def test_a_decision_model_has_a_step_that_fits_the_actions_of_its_inputs():
     task = make_task()
     inputs, target = make_inputs(task, cast(Any, None), 3)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import random
+import re
 import sys
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import yaml
@@ -14,6 +17,7 @@ from lit_probattn.__main__ import main
 from lit_probattn.base.config_files import named_files
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.locks import claim, hold
+from lit_probattn.compare.flags import add_flags
 from lit_probattn.compare.protocol import (
     FREE_FLAGS,
     RESERVED,
@@ -106,6 +110,15 @@ def test_a_variant_may_not_set_what_the_command_sets(refused):
     assert "seed_everything" in refused(attention=["softmax seed_everything.x=1"])
     line = refused(attention=[f"softmax {UNKNOWN}=1"])
     assert UNKNOWN in line
+
+
+def test_every_flag_of_a_table_says_what_it_does():
+    wide = partial(argparse.HelpFormatter, width=500, max_help_position=250)
+    parser = argparse.ArgumentParser(formatter_class=wide)
+    add_flags(parser)
+    listed = [line for line in parser.format_help().splitlines() if line.startswith("  --")]
+    assert len(listed) > 20
+    assert [line for line in listed if not re.match(r"  --\w\S*( \S+)* {2,}\w", line)] == []
 
 
 def test_flags_are_keys_that_decide_nothing():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
 import statistics
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -275,6 +277,49 @@ def test_use_of_the_test_split_by_one_row_is_told(facts, warning, tmp_path):
     assert warning in report_of(tmp_path, table, runs)[2]
 
 
+class Flushed(io.StringIO):
+    """A terminal that knows what it has shown."""
+
+    shown = ""
+
+    def flush(self):
+        """Show what was written."""
+        self.shown = self.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("rows", "base"), [(["softmax_2", "mgk_1"], "mgk_1"), (["softmax_2"], "softmax_2")]
+)
+def test_costs_of_a_step_are_ratios_to_the_baseline_or_else_to_the_first_row(
+    rows, base, tmp_path, monkeypatch
+):
+    table, runs = tiny_runs(tmp_path)
+    times = {"softmax_2": [2.0, 4.0, 6.0], "mgk_1": [1.0, 4.0, 2.0]}
+    terminal = Flushed()
+
+    def timed(steps, **options):
+        assert "measuring one training step" in terminal.shown  # before it takes a minute
+        return {name: times[name] for name in steps}
+
+    counted = {name: dict(zip(("parameters", "macs"), COUNTS[name], strict=True)) for name in rows}
+    measured = "lit_probattn.compare.measured"
+    monkeypatch.setattr(f"{measured}.time_sides", timed)
+    monkeypatch.setattr(f"{measured}.counts", lambda run: counted[run.row.name])
+    monkeypatch.setattr(f"{measured}.peak_bytes", lambda *_: 4096)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    for run in runs:
+        if run.row.name in rows and run.task.name == "listops":
+            keep(run, 10.0)
+    found = MeasuredReport(replace(table, baseline="mgk_1"), runs, "command").measured
+    assert list(found) == [("listops", name) for name in rows]
+    for name in rows:
+        row, pairs = found["listops", name], zip(times[name], times[base], strict=True)
+        assert row["step_time_ratio"] == statistics.median(own / other for own, other in pairs)
+        assert row["parameters_ratio"] == COUNTS[name][0] / COUNTS[base][0]
+        assert row["macs_ratio"] == COUNTS[name][1] / COUNTS[base][1]
+        assert row["peak_memory_bytes_ratio"] == 1
+
+
 @pytest.mark.parametrize("logged", [True, False])
 def test_the_picture_of_curves_has_those_of_the_test_split_dashed(tmp_path, logged):
     _, runs = tiny_runs(tmp_path)
@@ -303,6 +348,11 @@ def test_curves_of_more_variants_than_colours_have_several_rows_of_panels(tmp_pa
     drawn = SimpleNamespace(results=results, chance=None, curves_title=None)
     panes = MeasuredReport.learning_curves(cast(Any, drawn)).axes
     assert [len(axis.lines) for axis in panes] == [16, 16, 1, 1]
+    drawn.chance, drawn.results = 50.0, results[:1]
+    _, axis = MeasuredReport.learning_curves(cast(Any, drawn)).axes
+    chance = axis.lines[-1]
+    assert chance.get_ydata() == [50.0, 50.0]
+    assert chance.get_linewidth() < axis.lines[0].get_linewidth()  # as it is not measured
     assert len({line.get_color() for line in panes[0].lines}) == 16
 
 

@@ -23,6 +23,7 @@ from lit_probattn.compare.runner import RunJob, run_all
 from lit_probattn.compare.runs import Run
 from lit_probattn.compare.tables import read_table
 from lit_probattn.configs import read_yaml
+from lit_probattn.experiments import runner as jobs
 from lit_probattn.experiments.launch import child_environment
 from lit_probattn.experiments.runner import Pace, Slot
 from lit_probattn.reproduce.__main__ import main
@@ -248,6 +249,25 @@ def test_a_dry_run_ends_with_what_the_report_plans(tmp_path, capsys, monkeypatch
     monkeypatch.setattr("lit_probattn.compare.command.dry_run", lambda *_: print("the runs"))
     assert main(arguments(tmp_path, "--only", "listops", "--dry-run")) == 0
     assert capsys.readouterr().out == "the runs\nthen 4 studies\n"
+
+
+def test_runs_see_the_devices_that_are_named_or_that_of_their_rank(tmp_path, monkeypatch):
+    run_here(monkeypatch)
+    measure_nothing(monkeypatch)
+    begin, seen = jobs.start, []
+
+    def start(launch, words, log, environment, *others):
+        seen.append(environment.get("CUDA_VISIBLE_DEVICES"))
+        return begin(launch, words, log, environment, *others)
+
+    monkeypatch.setattr(jobs, "start", start)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for devices, only, visible in (("5,7", "mgk_1", "5"), ("", "softmax_2", "3")):
+        words = ["--only", "listops", only, "--seeds", "3", "--devices", devices]
+        monkeypatch.setenv("LOCAL_RANK", "3")
+        assert main(arguments(tmp_path, *words)) == 0
+        assert set(seen) == {visible}
+        seen.clear()
 
 
 def test_missing_data_are_listed_with_the_remedy_and_the_rest_runs(tmp_path, capsys, monkeypatch):

@@ -135,6 +135,9 @@ def test_the_report_and_the_picture_show_trends(tmp_path):
     assert [line.get_ydata().tolist() for line in lower.lines[:2]] == report.agreements[
         0
     ].ours.tolist()
+    handles, labels = lower.get_legend_handles_labels()
+    assert labels == ["one seed", "mean over seeds"]
+    assert handles == [lower.lines[0], lower.lines[2]]  # of two seeds one is named
     assert "agrees" in upper.get_title()
     assert lower.get_xlabel() == "heads"
     assert trend_lines([]) == []
