@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from lit_probattn.tasks.bleu import FORMS, corpus_bleu, split_compounds
+from lit_probattn.tasks.bleu import FORMS, corpus_bleu, split_compounds, words_13a
 
 pytest.importorskip("sacrebleu")
 
@@ -101,3 +101,12 @@ def test_what_cannot_be_scored_is_refused(monkeypatch):
     for form in FORMS:
         with pytest.raises(ValueError, match=r"sacrebleu: pip install 'lit-probattn\[text\]'"):
             corpus_bleu(HYPOTHESES, REFERENCES, form)
+
+
+def test_words_are_those_of_the_tokeniser_of_mteval():
+    lines = ["Hello, world!  It's 1,000.5 m.", "", "(a-b) &quot;c&quot;\n"]
+    assert words_13a(lines) == [
+        ["Hello", ",", "world", "!", "It's", "1,000.5", "m", "."],
+        [],
+        ["(", "a-b", ")", '"', "c", '"'],
+    ]

@@ -184,3 +184,13 @@ def test_ten_overflows_in_a_row_stop():
     overflow_at(module, range(2, 100))
     with pytest.raises(NonFiniteError, match="at step 11 in 10 steps in a row"):
         trainer(50, plugins=[loss_scaling(init_scale=4.0)]).fit(module, data())
+
+
+def test_a_checkpoint_without_a_training_state_begins_with_no_overflows():
+    """As one that was converted."""
+    module = task()
+    module._overflows_in_a_row = 7
+    module.on_load_checkpoint({"training": {"overflows_in_a_row": 4}})
+    assert module._overflows_in_a_row == 4
+    module.on_load_checkpoint({})
+    assert module._overflows_in_a_row == 0

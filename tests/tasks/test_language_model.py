@@ -57,6 +57,12 @@ def task(attention="softmax", **options) -> LanguageModeling:
     return module
 
 
+def test_a_prediction_adds_64_tokens_unless_told():
+    """As `configs/tasks/own_text.yaml` writes out."""
+    assert task().max_new_tokens == 64
+    assert task(max_new_tokens=3).max_new_tokens == 3
+
+
 # ---- evaluation --------------------------------------------------------------------------------
 
 

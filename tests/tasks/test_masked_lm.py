@@ -239,6 +239,30 @@ def test_error_counts_wrong_words_and_fill_up_rows_count_for_nothing():
     assert task._sums[:3].tolist() == pytest.approx(expected)
 
 
+def test_what_stands_in_padding_changes_no_loss():
+    task, data = make_task().double().eval(), batch()
+    data["key_mask"][1, 8:] = False
+    data["target"][1, 8:] = IGNORE
+    other = {**data, "inputs": torch.where(data["key_mask"], data["inputs"], 3)}
+    found, expected = (task.token_losses(one).detach() for one in (other, data))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    unmasked = {**data, "key_mask": torch.ones_like(data["key_mask"])}
+    assert not torch.allclose(task.token_losses(unmasked), expected)
+
+
+def test_packed_sequences_have_the_masks_and_losses_that_they_have_padded():
+    task, data = make_task(mask_probability=0.4).double().eval(), batch(3)
+    real = torch.arange(11) < torch.tensor([4, 11, 7])[:, None]
+    data |= {"key_mask": real, "sample_ids": torch.tensor([31, 4, 17])}
+    data["target"] = data["target"].masked_fill(~real, IGNORE)
+    packed = {name: data[name][real][None] for name in ("inputs", "target")}
+    packed |= {"cu_seqlens": torch.tensor([0, 4, 15, 22]), "sample_ids": data["sample_ids"]}
+    expected, found = task.token_results(data), task.token_results(packed)
+    assert len(expected[0]) > 5
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-10, atol=0)
+    assert torch.equal(found[1], expected[1])
+
+
 def pairs(rows=8):
     data = batch(rows)
     data["elsewhere"] = torch.arange(rows) % 2

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import OneCycleLR
 
@@ -139,3 +140,17 @@ def test_what_becomes_of_the_warm_up_is_one_line(max_steps, schedule_steps, said
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == bool(said)
     assert all(line.startswith(said) for line in lines)
+
+
+def test_rate_and_momentum_of_every_step_are_logged():
+    """BERT's schedule of four steps, two of them warm-up, written out."""
+    logged = []
+
+    class Log(Callback):
+        def on_train_batch_end(self, trainer, *_):
+            values = trainer.callback_metrics
+            logged.append((float(values["lr"]), float(values["beta1"])))
+
+    module = tiny.task(schedule="linear", warmup_steps=2, lr=0.5, betas=(0.75, 0.99))
+    tiny.trainer(4, callbacks=[Log()], log_every_n_steps=1).fit(module, tiny.data())
+    assert logged == [(0.25, 0.75), (0.5, 0.75), (0.5, 0.75), (0.25, 0.75)]

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
-from tests.tasks.tiny import CLASSES, data, task, trainer
+from lit_probattn.tasks import SequenceClassifier
+from tests.tasks.tiny import CLASSES, data, softmax, task, trainer
 
 
 def all_samples(split):
@@ -33,6 +34,24 @@ def test_metrics_count_every_sample_once():
         float((logits.argmax(1) == targets).double().mean())
     )
     assert values["test/loss"] == pytest.approx(float(F.cross_entropy(logits, targets)), rel=1e-5)
+
+
+def test_scores_leave_out_fill_up_rows(monkeypatch):
+    module, rows = task().double().eval(), all_samples("val")
+    monkeypatch.setattr(module, "log", lambda *_, **options: None)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter)
+    loader = data()
+    loader.setup()
+    batch = loader.collate()([loader.split("val")[i] for i in (0, 1, 2, 5, 5)])
+    batch["sample_ids"] = torch.tensor([0, 1, 2, -1, -1])
+    module.evaluate(batch, "val")
+    logits = [module.model(b["inputs"], key_mask=b["key_mask"])[0] for b in rows[:3]]
+    targets = [int(b["target"]) for b in rows[:3]]
+    losses = [float(-x.log_softmax(0)[y]) for x, y in zip(logits, targets, strict=True)]
+    right = [float(x.argmax() == y) for x, y in zip(logits, targets, strict=True)]
+    assert float(module.losses["val"].compute()) == pytest.approx(sum(losses) / 3, rel=1e-6)
+    assert float(module.accuracies["val"].compute()) == pytest.approx(sum(right) / 3)
 
 
 def test_predictions_leave_out_fill_up_rows():
@@ -163,3 +182,18 @@ def test_compiled_model_has_the_same_names_draws_and_losses():
         results.append((module.state_dict(), float(run.callback_metrics["train/loss"])))
     assert results[0][0].keys() == results[1][0].keys()
     assert results[1][1] == pytest.approx(results[0][1], rel=1e-5)
+
+
+class Two(SequenceClassifier):
+    """A task of one's own that sets some arguments and names one anew."""
+
+    def __init__(self, depth: int, **options):
+        super().__init__(softmax, num_classes=2, num_layers=depth, **options)
+
+
+def test_checkpoints_have_the_arguments_of_every_constructor():
+    sizes = {"vocab_size": 13, "max_seq_len": 8, "embed_dim": 8, "head_dim": 4, "mlp_dim": 6}
+    kept = Two(3, **sizes).hparams
+    expected = {"depth": 3, "num_layers": 3, "num_classes": 2, **sizes}
+    assert {name: kept.get(name) for name in expected} == expected
+    assert "attention" not in kept

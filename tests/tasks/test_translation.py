@@ -56,6 +56,14 @@ def batch(lengths=((5, 7), (3, 2), (6, 4)), seed=0) -> dict[str, Any]:
 # ---- the loss ----------------------------------------------------------------------------------
 
 
+def test_defaults_are_those_of_the_transformer_in_fairseq():
+    """fairseq's recipe for IWSLT'14: Adam of Vaswani et al., 4000 steps up to 5e-4, ε 0.1."""
+    task = make_task()
+    expected = {"lr": 5e-4, "betas": (0.9, 0.98), "eps": 1e-8, "warmup_steps": 4000}
+    expected |= {"schedule": "inverse_sqrt", "label_smoothing": 0.1, "beam_size": 5}
+    assert {name: task.hparams[name] for name in expected} == expected
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.37])
 def test_the_smoothed_loss_is_the_sum_written_out(smoothing):
     """Cross entropy with a target that gives ε / (V − 1) to every wrong word."""

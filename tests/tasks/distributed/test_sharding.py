@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any, cast
 
 import pytest
+from torch import nn
 
 from lit_probattn.cli.app import main
+from lit_probattn.tasks.distributed import shard
 from tests.support.runs import (
     ROOT,
     arguments,
@@ -18,6 +21,7 @@ from tests.support.runs import (
     run,
     write_attention,
 )
+from tests.tasks.tiny import softmax
 
 SHARDED = (
     *("--config", str(ROOT / "configs/trainer/fsdp.yaml"), "--trainer.accelerator", "cpu"),
@@ -86,3 +90,19 @@ def test_two_shards_of_a_block_that_all_layers_share(tmp_path):
         rows.append(metrics(only_version(tmp_path / name)))
     for first, second in zip(*rows, strict=True):
         assert float(second["train/loss"]) == pytest.approx(float(first["train/loss"]), rel=2e-5)
+
+
+def test_each_block_of_attention_is_a_group_and_all_else_another(monkeypatch):
+    """Also a block of two layers, and an attention layer that is in no block."""
+    one, two = nn.ModuleList(), nn.ModuleList()
+    one.extend([softmax(10, 5), nn.Linear(10, 10)])
+    two.extend([softmax(10, 5), softmax(10, 5)])
+    model = nn.ModuleDict({"a": one, "b": two, "alone": softmax(10, 5), "head": nn.Linear(10, 3)})
+    groups = []
+    monkeypatch.setattr(
+        "torch.distributed.fsdp.fully_shard", lambda part, mesh: groups.append((part, mesh))
+    )
+    mesh = object()
+    shard(model, cast(Any, mesh))
+    assert [group for group, _ in groups] == [one, two, model]
+    assert all(given is mesh for _, given in groups)

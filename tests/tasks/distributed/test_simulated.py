@@ -12,6 +12,7 @@ import torch
 from lit_probattn.models.language_model import IGNORE
 from lit_probattn.rollouts.facts import EvaluationFacts
 from lit_probattn.tasks import Task
+from lit_probattn.tasks.distributed import sum_with_gradients
 from tests.tasks import test_language_model as language_model
 from tests.tasks import test_masked_lm as masked_lm
 from tests.tasks import test_translation as translation
@@ -156,3 +157,23 @@ def test_episodes_of_two_ranks_are_those_of_one(monkeypatch):
         assert (one.number, one.length) == (other.number, other.length)
         assert one.total == pytest.approx(other.total, rel=1e-9)
     assert [episode.number for episode in alone] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_gradients_of_a_sum_over_ranks_are_sums_over_ranks(ranks, monkeypatch):
+    """Two ranks with values x and 2 x, and gradients g and 2 g; one rank has no sum to form."""
+    module, calls = "lit_probattn.tasks.distributed", []
+
+    def summed(values):
+        calls.append(values.clone())
+        return 3 * values
+
+    monkeypatch.setattr(f"{module}.num_ranks", lambda: ranks)
+    monkeypatch.setattr(f"{module}.sum_over_ranks", summed)
+    values = torch.tensor([1.0, -2.0, 5.0], requires_grad=True)
+    total = sum_with_gradients(values)
+    total.backward(torch.tensor([7.0, 0.5, 1.0]))
+    factor = 3 if ranks == 2 else 1
+    assert total.tolist() == [factor * x for x in (1.0, -2.0, 5.0)]
+    assert values.grad.tolist() == [factor * x for x in (7.0, 0.5, 1.0)]
+    assert len(calls) == 2 * (ranks - 1)

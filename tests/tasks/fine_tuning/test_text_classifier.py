@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lit_probattn.tasks import TextClassifier
+from lit_probattn.tasks import QuestionAnswering, TextClassifier
 from tests.datamodules.text.fine_tuning import made
 from tests.datamodules.text.fine_tuning.test_pairs import data_of
 from tests.tasks.tiny import softmax, trainer
@@ -28,6 +28,18 @@ def test_the_loss_is_that_of_the_model_with_its_types(types):
     logits = task.model(batch["inputs"], key_mask=batch["key_mask"], **more)
     expected = -sum(logits.log_softmax(-1)[row, target] for row, target in enumerate((2, 0))) / 2
     torch.testing.assert_close(task.batch_loss(batch), expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [(TextClassifier, {"num_classes": 3}), (QuestionAnswering, {})]
+)
+def test_defaults_are_those_of_bert(kind, options):
+    """Devlin et al., 2019, appendix A.3: fine-tuning; its released code: the norms' epsilon."""
+    sizes = {"vocab_size": 13, "max_seq_len": 8, "embed_dim": 8, "head_dim": 4, "num_layers": 1}
+    task = kind(softmax, mlp_dim=8, **sizes, **options)
+    expected = {"dropout": 0.1, "attention_dropout": 0.1, "weight_decay": 0.01, "lr": 3e-5}
+    expected |= {"schedule": "linear", "norm_eps": 1e-12, "num_token_types": 2}
+    assert {name: task.hparams[name] for name in expected} == expected
 
 
 def test_mismatched_is_predicted(tmp_path):
