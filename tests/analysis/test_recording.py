@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ import torch
 from lit_probattn.analysis.recording import in_double, record
 from lit_probattn.analysis.sampling import sequences
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
-from lit_probattn.training.trained import crop, open_trained
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.training.trained import choose_device, crop, identity, open_trained
 from tests.analysis.made import checkpoint, layer_call
 
 VARIANTS = {
@@ -135,3 +137,44 @@ def test_cropping_keeps_labels_and_cuts_what_has_positions():
     assert cut["inputs"].shape == cut["key_mask"].shape == (3, 2, 4)
     assert cut["target"].shape == (3,)
     assert crop(batch, None) is batch
+
+
+def test_samples_are_drawn_without_replacement_and_follow_the_seed(tmp_path):
+    trained = opened(checkpoint(tmp_path, "sequence", *VARIANTS["sequence"][:1]))
+
+    def drawn(count, seed):
+        found = trained.batches("val", count, seed=seed, rows=3)
+        return [batch["sample_ids"].tolist() for batch in found]
+
+    total = len(trained.data.split("val"))
+    first = drawn(7, 0)
+    assert [len(rows) for rows in first] == [3, 3, 1]
+    assert first == drawn(7, 0)
+    assert first != drawn(7, 1)
+    everything = [number for rows in drawn(total + 5, 0) for number in rows]
+    assert sorted(everything) == list(range(total))
+    assert everything != sorted(everything)
+
+
+def test_a_checkpoint_is_known_by_its_name_step_size_and_time(tmp_path):
+    path = checkpoint(tmp_path, "sequence", *VARIANTS["sequence"][:1])
+    os.utime(path, ns=(5, 1_700_000_000_123_456_789))
+    trained = opened(path)
+    assert identity(trained) == {
+        "checkpoint": path.name,
+        "step": trained.step,
+        "bytes": len(path.read_bytes()),
+        "modified_ns": 1_700_000_000_123_456_789,
+    }
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_the_device_is_a_gpu_if_there_is_one(there, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    assert choose_device("auto").type == ("cuda" if there else "cpu")
+    assert choose_device("cpu").type == "cpu"
+    if there:
+        assert choose_device("cuda:1") == torch.device("cuda", 1)
+    else:
+        with pytest.raises(ConfigError, match="cuda:1 is not available: no CUDA device"):
+            choose_device("cuda:1")

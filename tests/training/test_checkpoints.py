@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 import random
 import sys
 import zipfile
@@ -131,6 +132,18 @@ def test_one_flipped_byte_in_a_weight_is_seen(saved):
         load_checkpoint(saved)
 
 
+def test_one_flipped_byte_that_no_checksum_of_the_archive_covers_is_seen(saved):
+    """The time of the first entry."""
+    data = bytearray(saved.read_bytes())
+    assert data[:4] == b"PK\x03\x04"
+    data[10] ^= 1
+    saved.write_bytes(data)
+    with zipfile.ZipFile(saved) as archive:
+        assert archive.testzip() is None
+    with pytest.raises(CheckpointError, match=r"checksum of the file is wrong"):
+        load_checkpoint(saved)
+
+
 def test_no_flipped_byte_changes_a_weight_unseen(saved):
     good = saved.read_bytes()
     expected = content()["state_dict"]["model.w"]
@@ -180,6 +193,21 @@ def test_code_is_named_and_nobody_is_advised_to_run_it(tmp_path, value, name):
     assert str(path) in str(told.value)
     assert "likely succeed" not in str(told.value)
     assert "Re-running" not in str(told.value)
+
+
+def test_of_several_lines_about_what_is_no_plain_value_the_reason_is_told(saved, monkeypatch):
+    lines = [
+        "Weights only load failed.",
+        "(1) Re-running it will likely succeed",
+        "Bad operand 149",
+    ]
+
+    def load(*_, **options):
+        raise pickle.UnpicklingError("\n".join([*lines, "Check the documentation of torch.load."]))
+
+    monkeypatch.setattr(torch, "load", load)
+    with pytest.raises(CheckpointError, match=r"plain values \(Bad operand 149\)"):
+        load_checkpoint(saved)
 
 
 @pytest.mark.parametrize("key", ["_instantiator", "_class_path"])

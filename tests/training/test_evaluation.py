@@ -156,6 +156,10 @@ def test_predictions_of_all_ranks_are_one_table_in_the_order_of_samples(tmp_path
     assert table["sample_id"].tolist() == [0, 1, 2, 3, 4]
     assert table["target"].tolist() == [0, 10, 20, 30, 40]
     assert table["target"].dtype == np.float32  # as it was given
+    writer.on_predict_batch_end(None, None, rows(2))
+    writer.on_predict_end(SimpleNamespace(is_global_zero=True), None)
+    again = pd.read_parquet(tmp_path / "predictions.parquet")
+    assert again["sample_id"].tolist() == [1, 2, 3]  # nothing of the first prediction
 
 
 def test_what_decides_no_score_is_no_difference(trained):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 
 from lit_probattn.attention import Attention, MGKAttention
 from lit_probattn.cli.app import main
@@ -31,7 +32,7 @@ from lit_probattn.training.preemption import (
     requeue,
 )
 from lit_probattn.training.run_record import read_starts
-from lit_probattn.training.saving import RunCheckpoint
+from lit_probattn.training.saving import RunCheckpoint, validation_follows
 from tests.support.runs import (
     at_micro_batch,
     fingerprint,
@@ -282,6 +283,26 @@ def test_a_stop_signal_is_announced_once_and_the_handlers_are_restored(capfd):
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+@pytest.mark.parametrize("sanity", [0, 1])
+def test_our_handlers_are_there_in_the_first_validation_and_in_training(sanity):
+    """Lightning has replaced them before the first of these."""
+    signals, seen = StopSignals(), []
+
+    class Look(Callback):
+        def on_validation_batch_start(self, *_):
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+        on_train_batch_start = on_validation_batch_start
+
+    look = Look()
+    run = tiny.trainer(1, callbacks=[signals, look], num_sanity_val_steps=sanity)
+    try:
+        run.fit(tiny.task(), tiny.data())
+    finally:
+        signals.restore()
+    assert seen == [signals._note] * (sanity + 1)
+
+
 @pytest.mark.parametrize(
     ("has_folder", "checks_sanity", "command"),
     [(False, False, "fit"), (True, True, "fit"), (True, False, "validate")],
@@ -310,3 +331,23 @@ def test_a_signal_in_a_validation_saves_its_step_and_has_it_repeated(tmp_path):
         checkpoint.on_validation_batch_end(trainer, task)
     assert done == ["reset", "step-00000004.ckpt"]
     assert checkpoint.state_dict()["validation_is_due"]
+
+
+@pytest.mark.parametrize("validates", [True, False])
+def test_where_a_validation_follows_is_where_lightning_has_one(validates):
+    """Every second micro-batch, and where training is stopped, the fifth."""
+    said, came = [], []
+
+    class Watch(Callback):
+        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+            trainer.should_stop = batch_idx == 4
+            said.append(validation_follows(trainer, batch_idx))
+            came.append(False)
+
+        def on_validation_start(self, *_):
+            came[-1] = True
+
+    more = {} if validates else {"limit_val_batches": 0}
+    run = tiny.trainer(9, callbacks=[Watch()], val_check_interval=2, **more)
+    run.fit(tiny.task(), tiny.data())
+    assert said == came == [validates and place in (1, 3, 4) for place in range(5)]

@@ -20,6 +20,7 @@ from lit_probattn.training.callbacks import SameSources
 from lit_probattn.training.preemption import job_name
 from lit_probattn.training.run_folder import (
     LOCK,
+    PLAN_VARIABLE,
     RunPlan,
     RunSettings,
     plan_fit,
@@ -363,6 +364,17 @@ def test_a_damaged_configuration_is_one_line(tmp_path, damage, request_):
         plan(tmp_path, config(), request_)
 
 
+def test_a_folder_that_cannot_be_removed_hides_no_error_of_the_run(tmp_path):
+    """As of a link, or of one that a process still writes to."""
+    (tmp_path / "elsewhere").mkdir()
+    link = tmp_path / "0"
+    link.symlink_to(tmp_path / "elsewhere")
+    RunPlan(link, created=True).discard_if_unused()
+    assert link.is_dir()
+    RunPlan(tmp_path / "elsewhere", created=True).discard_if_unused()
+    assert not link.exists()
+
+
 # ---- ranks ---------------------------------------------------------------------------------------
 
 
@@ -377,6 +389,22 @@ def test_ranks_with_other_arguments_are_refused(monkeypatch):
         ConfigError, match=r"rank 1 has .* than rank 0 \(different: model\.init_args\.lr\): start"
     ):
         share_plan(trainer, theirs, lambda: pytest.fail("no plan is made"))
+
+
+def test_processes_that_the_first_one_starts_have_its_plan(tmp_path, monkeypatch):
+    monkeypatch.setenv(PLAN_VARIABLE, "none yet")  # which is undone at the end
+    made = RunPlan(tmp_path / "3", tmp_path / "3/checkpoints/step-00000004.ckpt", notes=["a note"])
+
+    def strategy(external):
+        environment = SimpleNamespace(creates_processes_externally=external)
+        return SimpleNamespace(cluster_environment=environment)
+
+    first, second = (
+        SimpleNamespace(world_size=2, num_nodes=1, strategy=strategy(n > 0)) for n in (0, 1)
+    )
+    assert share_plan(first, config(), lambda: made) is made
+    found = share_plan(second, config(), lambda: pytest.fail("no plan is made"))
+    assert (found.folder, found.checkpoint) == (made.folder, made.checkpoint)
 
 
 @pytest.mark.slow  # the comparison: above; errors of all ranks: test_faults.py

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+from datetime import timedelta
 from typing import Any, cast
 
 import pytest
@@ -10,6 +12,7 @@ from torch import nn
 
 from lit_probattn.cli.app import main
 from lit_probattn.tasks.distributed import shard
+from lit_probattn.training.sharding import ShardedDataParallel
 from tests.support.runs import (
     ROOT,
     arguments,
@@ -106,3 +109,9 @@ def test_each_block_of_attention_is_a_group_and_all_else_another(monkeypatch):
     shard(model, cast(Any, mesh))
     assert [group for group, _ in groups] == [one, two, model]
     assert all(given is mesh for _, given in groups)
+
+
+def test_ranks_wait_for_each_other_for_five_minutes():
+    """As docs/distributed.md says."""
+    default = inspect.signature(ShardedDataParallel).parameters["timeout"].default
+    assert default == timedelta(minutes=5)

@@ -19,7 +19,7 @@ from lit_probattn.tasks import (
     TextClassifier,
 )
 from lit_probattn.training.checkpoints import save_checkpoint
-from lit_probattn.training.init_from import init_from
+from lit_probattn.training.init_from import Taken, init_from
 from tests.datamodules.text.fine_tuning import made
 from tests.support.runs import error_of, newest_state, only_version, run, write_attention
 
@@ -261,3 +261,13 @@ def test_it_is_for_training_only(folder, capsys):
 def test_a_missing_file_is_named(given, message):
     with pytest.raises(ConfigError, match=message):
         init_from(made_task(), given)
+
+
+def test_six_names_are_shown_and_more_are_counted():
+    names = [f"model.{letter}" for letter in "abcdefgh"]
+    taken = Taken(Path("x.ckpt"), "0" * 64, None, [], names, names[:6], {})
+    assert taken.lines() == [
+        "initial weights from x.ckpt: 0 entries loaded",
+        "  unused checkpoint keys: a, b, c, d, e, f, and 2 more",
+        "  newly initialised keys: a, b, c, d, e, f",
+    ]
