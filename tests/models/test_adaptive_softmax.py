@@ -96,3 +96,12 @@ def test_chunks_keep_no_logits_for_backward():
 def test_cutoffs_must_increase():
     with pytest.raises(ValueError, match=r"must be positive and increase, received \[9, 9\]"):
         AdaptiveSoftmax(vocab_size=VOCAB, embed_dim=6, cutoffs=[9, 9])
+
+
+def test_losses_of_parts_are_those_of_the_whole_with_and_without_gradients():
+    layer = FullSoftmax(vocab_size=VOCAB, max_logits=3 * VOCAB)  # three of twenty rows at a time
+    table, hidden, target = torch.randn(VOCAB, 6), torch.randn(20, 6), torch.randint(VOCAB, (20,))
+    expected = F.cross_entropy(hidden @ table.T + layer.bias, target, reduction="none")
+    torch.testing.assert_close(layer(hidden, target, table), expected)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(hidden, target, table), expected.detach())

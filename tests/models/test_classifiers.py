@@ -6,9 +6,11 @@ from functools import partial
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.models.classifiers import Classifier
+from lit_probattn.models.embeddings import TokenEmbedding
 from lit_probattn.models.heads import pool
 from lit_probattn.randomness import RandomKey
 
@@ -106,3 +108,16 @@ def test_too_long_a_sequence_is_refused():
     model = Classifier(partial(SoftmaxAttention, num_heads=1), **LISTOPS, **SIZES)
     with pytest.raises(ValueError, match="length 2049: max_seq_len is 2048"):
         model(torch.ones(1, 2049, dtype=torch.int64))
+
+
+def test_positions_are_made_where_the_tokens_are():
+    """On a device that this machine may lack, as of tensors without data."""
+    sizes = {"vocab_size": 13, "max_seq_len": 7, "embed_dim": 6, "dropout": 0.0}
+    with FakeTensorMode(), torch.device("cuda"):
+        for options in ({}, {"class_token": True}):
+            embedding = TokenEmbedding(**sizes, **options)
+            found = embedding(torch.zeros(2, 5, dtype=torch.int64))
+            with torch.device("cpu"):
+                again = embedding(torch.zeros(2, 5, dtype=torch.int64, device="cuda"))
+            assert found.device.type == again.device.type == "cuda"
+            assert found.shape == again.shape == (2, 5 + len(options), 6)

@@ -247,6 +247,14 @@ def test_a_size_below_one_is_refused(name):
         small(**{name: 0})
 
 
+def test_one_observation_one_action_and_one_step_are_enough():
+    model = small(obs_dim=1, act_dim=1, max_timestep=1)
+    one = torch.ones(2, 1, 1, dtype=model.returns.weight.dtype)
+    times = torch.zeros(2, 1, dtype=torch.int64)
+    found = model(observations=one, actions=one, returns_to_go=one, timesteps=times)
+    assert found.shape == (2, 1, 1)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -246,6 +246,17 @@ def test_each_attention_has_a_factory_and_one_default():
     assert len(kinds) == 6
 
 
+def test_dropouts_that_are_not_named_are_those_of_fairseqs_recipe():
+    """IWSLT'14: 0.3 behind layers, none inside attention and MLP."""
+    sizes = {"source_vocab_size": SOURCE_WORDS, "vocab_size": WORDS, "max_seq_len": LONGEST}
+    model = EncoderDecoder(softmax, **sizes, embed_dim=C, head_dim=E, mlp_dim=MLP)
+    blocks = [*model.encoder.blocks, *model.decoder.blocks]
+    assert {block.mlp.dropout1.p for block in blocks} == {0.0}
+    assert {block.attention.dropout for block in blocks} == {0.0}
+    assert {block.cross_attention.dropout for block in model.decoder.blocks} == {0.0}
+    assert {block.dropout.p for block in blocks} | {model.dropout.p} == {0.3}
+
+
 def test_dropouts_are_where_they_are_named():
     model = tiny(dropout=0.31, activation_dropout=0.17, attention_dropout=0.07)
     blocks = [*model.encoder.blocks, *model.decoder.blocks]

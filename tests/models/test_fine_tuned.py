@@ -40,6 +40,15 @@ def test_default_sizes_are_those_of_bert_base():
     assert sum(p.numel() for p in model.parameters()) - classifier == 109_482_240
 
 
+def test_weights_start_with_the_spread_of_bert():
+    """0.02, within five standard errors."""
+    torch.manual_seed(0)
+    model = SpanModel(softmax, **{**SIZES, "vocab_size": 997}, mlp_dim=99)
+    for weight in (model.tokens.weight, model.encoder.blocks[0].mlp.fc1.weight):
+        far = 5 / (2 * weight.numel()) ** 0.5
+        assert float(weight.detach().std()) == pytest.approx(0.02, rel=far)
+
+
 def test_spans_are_two_numbers_of_every_token():
     model = made(SpanModel)
     start, end = model(INPUTS, key_mask=MASK)

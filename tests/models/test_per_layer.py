@@ -17,7 +17,7 @@ from lit_probattn.compare.protocol import attention_option, draws_noise_at_eval
 from lit_probattn.configs import attention_factory, canonical
 from lit_probattn.models.encoder_decoder import EncoderDecoder
 from lit_probattn.models.images.replace import replace_attention
-from lit_probattn.models.per_layer import CLASS_PATH, layer_factories, per_layer
+from lit_probattn.models.per_layer import CLASS_PATH, in_full, layer_factories, per_layer
 from lit_probattn.models.series.encoder import SeriesTransformer
 from lit_probattn.models.transformer import Transformer
 from tests.support.paths import ROOT
@@ -118,6 +118,15 @@ def test_options_are_told_by_layers_where_they_differ():
     noisy["init_args"] = {"num_heads": 4, "num_global_heads": 2}
     config["model"]["init_args"]["attention"] = written_out({"default": MGK, "layers": {1: noisy}})
     assert draws_noise_at_eval(config) is False
+
+
+@pytest.mark.parametrize(
+    "entry", [MGK, {**SOFTMAX, "default": MGK}, {"num_heads": 2}, "a name", None]
+)
+def test_what_is_no_short_form_is_left_as_it_is(entry):
+    before = copy.deepcopy(entry)
+    assert in_full(entry) is entry
+    assert entry == before
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,19 @@
-"""Batch norm of padded, unequal series: against torch's, against padding, over two processes."""
+"""Batch norm of padded, unequal series: against torch's, against padding, over two processes.
+
+And how the encoder of series starts: projections, fixed positions.
+"""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from lit_probattn.attention import SoftmaxAttention
+from lit_probattn.models.series.encoder import SeriesEmbedding, init_attention
 from lit_probattn.models.series.norm import SeriesBatchNorm, SeriesLayerNorm, make_norm
 from lit_probattn.tasks.distributed import sum_with_gradients
 from tests.support.runs import in_ranks
@@ -139,3 +146,31 @@ def test_two_processes_see_the_statistics_of_one(tmp_path):
         torch.testing.assert_close(part[2], norm.running_mean)
         torch.testing.assert_close(part[3], norm.running_var)
     torch.testing.assert_close(first[4] + second[4], loss.detach())
+
+
+@pytest.mark.parametrize("heads", [2, 3])
+def test_projections_start_within_the_bound_of_one_joint_matrix(heads):
+    """Xavier's of (3 C, C), for any number of heads; the standard deviation of its numbers."""
+    layer = SoftmaxAttention(64, heads, head_dim=21)
+    nn.init.ones_(layer.query_proj.bias)
+    init_attention(layer)
+    bound = (6 / (64 + 3 * 64)) ** 0.5
+    for projection in (layer.query_proj, layer.key_proj, layer.value_proj):
+        weight = projection.weight.detach()
+        assert 0.98 * bound < float(weight.abs().max()) <= bound
+        assert float(weight.std()) == pytest.approx(bound / 3**0.5, rel=0.05)
+        assert not projection.bias.any()
+
+
+def test_fixed_positions_are_exact_in_every_type():
+    """A conversion from float32 would keep its errors."""
+    made = SeriesEmbedding(num_features=3, max_seq_len=29, embed_dim=6, positions="fixed")
+    made = made.double()
+    expected = torch.tensor(
+        [
+            [f(n / 10000 ** (2 * pair / 6)) for pair in range(3) for f in (math.sin, math.cos)]
+            for n in range(29)
+        ],
+        dtype=torch.float64,
+    )
+    torch.testing.assert_close(made.positions, expected, rtol=0, atol=1e-12)

@@ -232,11 +232,13 @@ def test_mixed_precision_trains_like_single(root, options):
 
 
 def test_channels_last_changes_the_layout_only():
-    logits = []
+    logits, seen = [], []
     for channels_last in (False, True):
         module = task(channels_last=channels_last).eval()
+        module.net.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
         logits.append(module.model(batch()["inputs"]))
         layout = torch.channels_last if channels_last else torch.contiguous_format
+        assert seen[-1].is_contiguous(memory_format=layout)
         assert module.net.patch_embed.proj.weight.is_contiguous(memory_format=layout)
     torch.testing.assert_close(logits[1], logits[0], rtol=1e-4, atol=1e-5)
 
