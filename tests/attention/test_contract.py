@@ -201,6 +201,10 @@ def test_softmax_equals_torch_multihead_attention():
         ),
         ({"key": torch.zeros(1, N, C)}, "batch size 2 and key 1"),
         ({"key": torch.zeros(B, N, C + 1)}, r"expected \(batch, positions, 11\)"),
+        (
+            {"key": torch.zeros(B, N, C + 1), "value": torch.zeros(B, N, C)},
+            r"^key has shape \(2, 13, 12\), expected \(batch, positions, 11\)",
+        ),
     ],
 )
 def test_bad_calls(call, message):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,14 +12,22 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lit_probattn.attention import FiSHAttention, HeadCall, HeadLayout, MGKAttention
-from lit_probattn.attention.backends import GPU_BACKENDS, attend, engines_of, reason_against
-from lit_probattn.attention.engines.sdpa import fused_attention
+from lit_probattn.attention.backends import (
+    GPU_BACKENDS,
+    _pays_off,
+    attend,
+    engines_of,
+    reason_against,
+)
+from lit_probattn.attention.engines.sdpa import _kernel_size, fused_attention
+from lit_probattn.attention.engines.table import NORMAL_FORM
 from lit_probattn.attention.fish.layer import FiSHCore, FiSHOptions
 from lit_probattn.attention.linear.layer import LinearAttention
 from lit_probattn.attention.masks import make_masks, span
 from lit_probattn.attention.mgk.core import MGKCore
 from lit_probattn.attention.mgk.options import MGKOptions
 from lit_probattn.attention.softmax import Softmax, SoftmaxCore
+from tests.support.paths import ROOT
 
 B, H, N, L, E, E_V, K = 2, 6, 7, 13, 5, 3, 2
 CLOSE = {"rtol": 0.0, "atol": 1e-12}
@@ -62,6 +71,38 @@ def test_heads_that_share_queries_and_keys_use_pytorchs_fused_kernel(heads):
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         out = fused_attention(query, key, value, masks=make_masks(B, heads, N, L), scale=0.3)
     torch.testing.assert_close(out, (0.3 * query @ key.mT).softmax(-1) @ value, **CLOSE)
+
+
+def test_keys_without_components_have_no_dimension_for_them():
+    one = call()
+    with pytest.raises(ValueError, match="key has 6 x 1 heads"):
+        SoftmaxCore(layout())(replace(one, key=one.key[:, :, None]))
+
+
+@pytest.mark.parametrize(
+    ("size", "on_gpu", "on_cpu"), [(5, 8, 16), (8, 8, 16), (16, 16, 16), (65, 72, 65)]
+)
+def test_heads_are_padded_to_what_pytorchs_kernels_are_fast_for(size, on_gpu, on_cpu):
+    assert _kernel_size(size, torch.device("cuda")) == on_gpu
+    assert _kernel_size(size, torch.device("cpu")) == on_cpu
+
+
+@pytest.mark.parametrize(("entries", "fused"), [(256, True), (257, False)])
+def test_pytorchs_kernels_on_gpus_take_heads_of_up_to_256(entries, fused):
+    """As FlashAttention-2 and cuDNN do."""
+    masks = SimpleNamespace(key_mask=None, attn_mask=None, bias=None)
+    query = torch.empty(1, 1, 700, 8, dtype=torch.bfloat16, device="meta")
+    one = SimpleNamespace(is_dynamic=False, query=query, num_keys=700, masks=masks, device="cuda")
+    variant = SimpleNamespace(sizes=lambda _: {"entries of all global maps": entries})
+    assert _pays_off(variant, one, 512) == fused
+    assert not _pays_off(variant, one, 701)
+
+
+def test_the_library_of_c_takes_as_many_parts_as_its_buffers_have():
+    text = (ROOT / "lit_probattn/kernels/cpu/tiles.c").read_text(encoding="utf-8")
+    (most,) = re.findall(r"#define MOST (\d+) /\* components, maps, hidden units \*/", text)
+    names = ("components", "global maps", "hidden units")
+    assert NORMAL_FORM["native"].limits == dict.fromkeys(names, int(most))
 
 
 @pytest.mark.parametrize("scale", [0.11, 1.0])

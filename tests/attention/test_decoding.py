@@ -240,3 +240,16 @@ def test_cache_grows_by_doubling_and_reads_back():
         KVCache().part(range(1))
     with pytest.raises(ValueError, match="part_len must be at least 1, received 0"):
         KVCache(part_len=0)
+
+
+def test_rows_that_are_selected_keep_their_terms():
+    cache, rows = KVCache(capacity=9), torch.tensor([1, 1, 0])
+    key, value, terms = torch.randn(2, 3, 2, 7, E), torch.randn(2, 3, 7, 4), torch.randn(2, 3, 2, 7)
+    cache.append(key, value)
+    cache.append_terms(terms[..., :5])
+    cache.reorder(rows)
+    found = cache.part(range(2, 5))
+    parts = key[..., 2:5, :], value[..., 2:5, :], terms[..., 2:5]
+    for tensor, expected in zip(found, parts, strict=True):
+        assert torch.equal(tensor, expected[rows])
+    assert cache.part(range(2, 7))[2] is None

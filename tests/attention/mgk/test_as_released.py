@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch.nn.functional import elu
@@ -14,6 +16,7 @@ from lit_probattn.attention import (
     ReleasedMGKAttention,
     ReleasedMLKAttention,
 )
+from lit_probattn.attention.released.mgk import ReleasedArguments, ReleasedOptions
 from lit_probattn.base.config_files import run_stem
 from lit_probattn.configs import read_yaml
 from tests.support.paths import shipped
@@ -430,3 +433,13 @@ def test_code_parity_is_refused_where_the_code_has_no_such_mode():
     for options in ({"num_components": 3}, {"prior_share": "head"}, {"num_kv_heads": 1}):
         with pytest.raises(ValueError, match="em_code_parity needs num_components=2"):
             make("code_lra_mgk_soft_e", **options)
+
+
+@pytest.mark.parametrize(
+    "kind", [ReleasedOptions, partial(ReleasedArguments, embed_dim=8, num_heads=2)]
+)
+def test_options_of_the_released_code_are_checked_like_the_others(kind):
+    with pytest.raises(ValueError, match="key_norm_weight must be in"):
+        kind(key_norm_weight=2.0)
+    with pytest.raises(ValueError, match="em_code_parity must be one of none, lra, lm"):
+        kind(em_code_parity="both")

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
+from lit_probattn.attention.mgk.core import MixtureVariance
 from lit_probattn.attention.mgk.functions import MGK, component_scores, mgk_scores
 from lit_probattn.attention.numerics import first_maximum
 
@@ -192,6 +193,25 @@ def test_paper_operation_counts():
     assert SoftmaxAttention(128, 8, head_dim=16).cost(256).paper_flops == 66_420_736
     assert MGKAttention(128, 4, head_dim=16).cost(256).paper_flops == 45_760_512
     assert MGKAttention(128, 4, head_dim=16, shifted_keys=True).cost(256).paper_flops == 41_615_360
+
+
+def test_densities_are_without_their_determinants_unless_asked():
+    """As in the paper's equation, whose priors absorb them."""
+    x, given = draw(B, N, C), {"num_components": K, "variance": [1.0, 3.0, 0.5]}
+    layers = [
+        MGKAttention(C, H, head_dim=E, **given, **more).double()
+        for more in ({}, {"include_log_det": False}, {"include_log_det": True})
+    ]
+    for layer in layers[1:]:
+        layer.load_state_dict(layers[0].state_dict())
+    plain, without, exact = (layer(x) for layer in layers)
+    assert torch.equal(plain, without)
+    assert not torch.allclose(plain, exact)
+
+
+def test_fixed_variances_are_kept_in_float64():
+    fixed = MixtureVariance((1.0, 0.1), num_heads=3, head_dim=E, learn=False).fixed
+    assert fixed.tolist() == [[5**0.5, 0.1 * 5**0.5]] * 3
 
 
 # ---------------------------------------------------------------------------- bad input

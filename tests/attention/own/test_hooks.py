@@ -128,6 +128,33 @@ def test_the_contract_names_what_a_hook_breaks(cls, name, checks):
     assert broken(cls, CHECKS if checks == "all" else [name]) == [name]
 
 
+class Blind(SoftmaxAttention):
+    """With a mask of pairs, the key that the check changes is always the same."""
+
+    def forward(self, query, key=None, *values, attn_mask=None, **options):
+        if key is not None and attn_mask is not None:
+            key = key.index_fill(1, torch.tensor([5]), 0.0)
+        return super().forward(query, key, *values, attn_mask=attn_mask, **options)
+
+
+def test_keys_that_a_mask_of_pairs_hides_too_much_are_found():
+    with pytest.raises(AssertionError, match="a key that is not masked has no effect"):
+        contract.hidden_pairs_change_nothing(partial(Blind, EMBED, H, head_dim=HEAD))
+
+
+class Refuses(SoftmaxAttention):
+    """No backend applies a mask of pairs; a named one has another error."""
+
+    def forward(self, *args, **options):
+        every = self.backend == "auto"
+        raise NotImplementedError("cannot apply attn_mask" if every else "is not there")
+
+
+def test_a_layer_that_refuses_masks_of_pairs_is_asked_with_every_backend():
+    layer = Refuses(EMBED, H, head_dim=HEAD, backend="sdpa")
+    contract.refuses_pairs(layer, torch.randn(B, N, EMBED), torch.ones(N, N, dtype=torch.bool))
+
+
 def test_hooks_that_look_at_other_queries_are_found():
     names = ["causality", "padding", "backends", "cache"]
     assert broken(OverQueries, names) == names
