@@ -128,6 +128,27 @@ def test_loops_that_end_with_the_real_keys_change_no_bit(family, kind, is_causal
         assert torch.equal(found, expected)
 
 
+def test_the_first_key_may_be_the_only_one():
+    query, key, value = (draw(2, 1, n, E) for n in (5, 19, 19))
+    key_mask = torch.zeros(2, 19, dtype=torch.bool, device=DEVICE)
+    key_mask[0, 0], key_mask[1, 1] = True, True
+    out = attend(query, key[:, :, None], value, key_mask=key_mask)
+    expected = torch.stack([value[0, :, :1], value[1, :, 1:2]]).expand_as(out)
+    torch.testing.assert_close(out, expected, rtol=1e-6, atol=0)
+
+
+def test_large_scores_have_the_weights_of_their_differences():
+    """Of which a maximum before the scale would leave nothing."""
+    query, value = draw(1, 1, 5, E), draw(1, 1, 19, E)
+    key = draw(1, 1, 19, E) * 0.01 + 400.0 * query[:, :, :1] / query[:, :, :1].square().sum()
+    query = query[:, :, :1].expand(1, 1, 5, E) * torch.linspace(1.0, 1.5, 5)[:, None].to(DEVICE)
+    out = attend(query, key[:, :, None], value)
+    scores = query.double() @ key.double().mT * E**-0.5
+    assert scores.min() > 100
+    expected = scores.softmax(-1) @ value.double()
+    torch.testing.assert_close(out.double(), expected, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.usefixtures("nan_filled_empties")
 def test_tiles_of_padding_are_not_looked_at():
     """Not a number in whole tiles before the first real key and after the last one."""

@@ -130,7 +130,7 @@ def test_layer_equals_independent_sums(name):
 
 
 @pytest.mark.parametrize(
-    "shape", mostly_slow([((2, 3),), ((1, 3),), ((2, 1),), ((1, 1),)], [((1, 1),)])
+    "shape", mostly_slow([((2, 3),), ((1, 3),), ((2, 1),), ((1, 1),)], [((2, 1),), ((1, 1),)])
 )
 def test_bias_gradient_is_summed_over_what_the_bias_is_broadcast_over(shape):
     """In several tiles of queries and of keys."""
@@ -146,6 +146,23 @@ def test_bias_gradient_is_summed_over_what_the_bias_is_broadcast_over(shape):
     scores = torch.einsum("hg,bgij->bhij", first.double(), query.double() @ key.double().mT)
     ((scores + exact).softmax(-1) @ value.double()).backward(cotangent.double())
     torch.testing.assert_close(leaf.grad.double(), exact.grad, atol=1e-5, rtol=1e-5)
+
+
+def test_every_pass_is_launched_by_its_own_plan(monkeypatch):
+    """Another one computes the same, in tiles that may not fit."""
+    asked, plain = [], fish_call.make_plan
+
+    def make_plan(kernel, *given):
+        asked.append(kernel)
+        return plain(kernel, *given)
+
+    monkeypatch.setattr(fish_call, "make_plan", make_plan)
+    leaves = [torch.randn(1, *x, 5, device=DEVICE).requires_grad_() for x in ((2, 3), (2, 4))]
+    bias = torch.randn(1, 3, 3, 4, device=DEVICE).requires_grad_()
+    value, first = torch.randn(1, 3, 4, 5, device=DEVICE), torch.randn(3, 2, device=DEVICE)
+    fish_attention(*leaves, value, first=first, bias=bias).sum().backward()
+    assert {"forward", "grad_query", "grad_bias"} < set(asked)
+    assert any("key" in name for name in asked)
 
 
 def test_pairs_may_be_hidden_per_head():

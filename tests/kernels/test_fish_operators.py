@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from lit_probattn.attention import FiSHAttention, LinearAttention, LinearFiSHAttention, MLKAttention
 from lit_probattn.attention.cost.fish import Mixing, mixing_macs
@@ -24,6 +27,11 @@ def draw(*shape):
     return torch.randn(*shape, device=DEVICE).requires_grad_()
 
 
+def draw_query(heads):
+    """Heads beside each other, as projections leave them; gradients are dense nevertheless."""
+    return torch.randn(B, N, heads, E, device=DEVICE).transpose(1, 2).requires_grad_()
+
+
 def fish_arguments(noise, units):
     first = draw(units or H, G)
     second, bias_1 = (draw(H, units), draw(units)) if units else (None, None)
@@ -31,7 +39,7 @@ def fish_arguments(noise, units):
     words = torch.randint(2**32, (2 + B,), device=DEVICE) if noise else None
     key_mask = torch.rand(B, L, device=DEVICE) < 0.8
     return (
-        *(draw(B, G, N, E), draw(B, G, L, E), draw(B, H, L, D), first, bias_1, second, scale),
+        *(draw_query(G), draw(B, G, L, E), draw(B, H, L, D), first, bias_1, second, scale),
         *(words, None, key_mask, None, draw(1, H, N, L), True, noise, 3, 0.5, 0),
     )
 
@@ -41,12 +49,25 @@ def test_fish_passes_opcheck(noise, units):
     torch.library.opcheck(fish_forward, fish_arguments(noise, units), test_utils=CHECKS)
 
 
+def test_gradients_of_tensors_without_data_have_the_strides_of_real_ones():
+    """Memory is predicted, and models are compiled, with the former."""
+    found = []
+    for mode in (nullcontext(), FakeTensorMode()):
+        with mode:
+            args = fish_arguments(0, 0)
+            out = fish_forward(*args)[0]
+            grads = torch.autograd.grad(out, args[:4], torch.ones_like(out))
+        found.append([grad.stride() for grad in grads])
+    assert found[0] == found[1]
+    assert args[0].stride() != found[0][0]
+
+
 @pytest.mark.parametrize("weighted", mostly_slow([False, True], [True]))
 def test_linear_passes_opcheck(weighted):
     heads = H if weighted else 2 * G
     weights = (draw(H, G), draw(H, G), draw(B, G, E, D)) if weighted else (None, None, None)
     mixture = (None, None) if weighted else (draw(G, 2, 1), draw(G, 2, E))
-    inputs = (draw(B, heads, N, E), draw(B, G, L, E), draw(B, G, L, D))
+    inputs = (draw_query(heads), draw(B, G, L, E), draw(B, G, L, D))
     masks = (torch.rand(B, L, device=DEVICE) < 0.8, torch.rand(B, G, L, device=DEVICE))
     switches = (1, not weighted, False, True, True, 0.01, 0.7, True)
     torch.library.opcheck(

@@ -27,6 +27,7 @@ KINDS = {
     "mixed, prior per position, normed": Kind(components=2, prior_rows=True, normed=True),
     "mixed before, prior per position": Kind(components=2, mix_before=True, prior_rows=True),
     "shifted": Kind(components=3, shifted=True, masked=True),
+    "shifted, prior per position": Kind(components=2, shifted=True, prior_rows=True),
     "shifted, mixed before": Kind(components=2, shifted=True, mix_before=True),
     "weighted": Kind(weighted=True, masked=True),
     "weighted, no division": Kind(weighted=True, divides=False),
@@ -53,7 +54,9 @@ def check_kind(name, is_causal, tiles, head_dims, sizes):
         [
             ("shifted", True, (16, 48), (1, 5)),
             ("mixed, prior per position, normed", True, (16, 48), (1, 5)),
+            ("shifted, prior per position", False, (16, 48), (1, 5)),
             ("weighted", True, (16, 48), (21, 40)),  # states carried within a segment
+            ("weighted, no division", False, (64, 64), (1, 5)),
             ("relu, normed", False, (64, 64), (40, 21)),
         ],
     ),
@@ -85,6 +88,17 @@ def assert_equals_the_reference(layer):
         found.append([out, *torch.autograd.grad(out.square().sum(), given)])
     for ours, plain in zip(*found, strict=True):
         torch.testing.assert_close(ours, plain, atol=3e-5, rtol=3e-5)
+
+
+@pytest.mark.usefixtures("nan_filled_empties")
+def test_weights_of_denominators_without_a_division_have_zero_gradients():
+    query, key, value = (torch.randn(1, heads, 9, 5, device=DEVICE) for heads in (2, 3, 3))
+    weights = [torch.randn(2, 3, device=DEVICE).requires_grad_() for _ in range(2)]
+    named = {"weight": weights[0], "norm_weight": weights[1], "divides": False}
+    out, _ = linear_attention(query, key, value, **named)
+    grads = torch.autograd.grad(out.square().sum(), weights)
+    assert grads[0].abs().amin() > 0
+    assert not grads[1].any()
 
 
 def test_features_that_kernels_do_not_make_are_made_outside():
