@@ -251,6 +251,27 @@ def test_a_dry_run_ends_with_what_the_report_plans(tmp_path, capsys, monkeypatch
     assert capsys.readouterr().out == "the runs\nthen 4 studies\n"
 
 
+def test_a_dry_run_prints_a_row_of_costs_for_each_method(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(
+        "lit_probattn.compare.command.counts", lambda run: {"parameters": 12345, "macs": 7_000_000}
+    )
+    monkeypatch.setattr("lit_probattn.compare.command.step_bytes", lambda run: 3 << 20)
+    words = ["--only", "listops", "--dry-run", "--steps", "1000", "--tflops", "0.000001"]
+    assert main(arguments(tmp_path, *words)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    cells = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "listops" in line
+    ]
+    (run, *_) = tiny_runs(tmp_path, None, Options(steps=1000))[1]
+    batch = run.config["data"]["init_args"]["batch_size"]
+    seconds = 1000 * batch * 6 * 7_000_000 / 1e6
+    costs = ["1000", str(batch), "12,345", "7", "3", "2 of 2", "present", duration(seconds)]
+    assert cells == [
+        ["listops", "Softmax, 2 heads", *costs],
+        ["listops", "MGK, 1 head", *costs],
+    ]
+
+
 def test_runs_see_the_devices_that_are_named_or_that_of_their_rank(tmp_path, monkeypatch):
     run_here(monkeypatch)
     measure_nothing(monkeypatch)
