@@ -317,6 +317,22 @@ def test_dtypes_that_do_not_go_together_are_refused():
         attend(call._replace(coef=call.coef.to(torch.bfloat16)))
 
 
+@pytest.mark.parametrize("sizes", [(2, 8, 8), (3, 5, 4)])  # the first with unrolled loops
+def test_a_unit_that_is_exactly_zero_has_no_gradient(sizes):
+    """Like torch's ReLU: units of zero weights."""
+    many, units, heads = sizes
+    options = dict.fromkeys(("shared", "terms", "coef", "noise", "pairs", "padded", "dropped"))
+    options |= {"heads": heads, "groups": 1, "many": many, "size": 5, "wide": 7, "units": units}
+    call, *_ = made("layers", 5, 9, 3, torch.float32, **options, causal=False)
+    with torch.no_grad():
+        call.first[0], call.first_bias[0] = 0.0, 0.0
+    out = attend(call)
+    grads = torch.autograd.grad(out.square().sum(), [call.first, call.first_bias])
+    for grad in grads:
+        assert not grad[0].any()
+        assert grad[1:].any()
+
+
 @pytest.mark.parametrize("threads", mostly_slow([2, 3, 5], [3]))
 def test_threads_cut_the_keys_of_one_owner(threads):
     options = dict.fromkeys(("coef", "noise", "pairs"), False)
