@@ -23,8 +23,10 @@ from lit_probattn.interop.swap.classes import first_tokens
 from lit_probattn.interop.swap.core import documents_mask, packing_of_documents
 from lit_probattn.interop.swap.cores import Cores
 
-# The name under which the function and its masks are registered.
-NAME = "lit_probattn"
+# The names under which the function and its masks are registered: masks as for PyTorch's fused
+# attention; and as for models that support only their own eager attention, whose layers add a mask
+# and are not causal without one.
+NAME, EAGER = "lit_probattn", "lit_probattn_eager"
 # Arguments of a call that change scores in an unsupported way.
 LOST = {
     "softcap": "it caps its scores (soft cap), which no variant supports",
@@ -104,6 +106,15 @@ def attention_function(
     return out.transpose(1, 2).contiguous(), weights
 
 
+def with_masks_alone(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an attention function for `EAGER`: only the mask of a call hides pairs."""
+
+    def eager(module: Any, *tensors: Any, **kwargs: Any) -> Any:
+        return function(module, *tensors, **{**kwargs, "is_causal": False})
+
+    return eager
+
+
 class InterfaceCores(Cores):
     """The core of a layer that transformers calls; unpickling registers the attention function."""
 
@@ -162,16 +173,18 @@ def _check_registered() -> None:
 
 
 def register() -> None:
-    """Register the name `lit_probattn` in transformers, for attention and for masks.
+    """Register the names in transformers, for attention and for masks.
 
     `model.set_attn_implementation("lit_probattn")` is then possible without a swap, and layers
     without a core use the library's function. `swap` and unpickling call this function.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
+    from transformers.masking_utils import eager_mask, sdpa_mask
 
     AttentionInterface.register(NAME, attention_function)
     AttentionMaskInterface.register(NAME, sdpa_mask)
+    AttentionInterface.register(EAGER, with_masks_alone(attention_function))
+    AttentionMaskInterface.register(EAGER, eager_mask)
 
 
 def use_in(model: nn.Module) -> list[tuple[Any, str]]:
@@ -186,19 +199,21 @@ def use_in(model: nn.Module) -> list[tuple[Any, str]]:
         if not hasattr(part, "set_attn_implementation"):
             continue
         parts: Any = [m for m in module.modules() if m is not module]
-        inner = [m for m in parts if hasattr(m, "set_attn_implementation")]
-        joins = inner and all(m.config._attn_implementation == NAME for m in inner)
+        hosts = (m for m in parts if hasattr(m, "set_attn_implementation"))
+        inner = {m.config._attn_implementation for m in hosts}
+        joins = inner and inner <= {NAME, EAGER}
         known = hasattr(sys.modules.get(type(part).__module__), "ALL_ATTENTION_FUNCTIONS")
-        if (known or joins) and part.config._attn_implementation != NAME:
+        name = NAME if part._supports_sdpa and EAGER not in inner else EAGER
+        if (known or joins) and part.config._attn_implementation != name:
             register()
             before.append((part, part.config._attn_implementation))
-            part.set_attn_implementation(NAME)
+            part.set_attn_implementation(name)
     return before
 
 
 @contextmanager
 def replaced(function: Callable[..., Any]) -> Iterator[None]:
-    """Temporarily replace the function that transformers calls by the name `NAME`."""
+    """Temporarily replace the function that transformers calls by the names."""
     if "transformers" not in sys.modules:
         yield
         return
@@ -206,6 +221,7 @@ def replaced(function: Callable[..., Any]) -> Iterator[None]:
 
     register()
     AttentionInterface.register(NAME, function)
+    AttentionInterface.register(EAGER, with_masks_alone(function))
     try:
         yield
     finally:

@@ -393,3 +393,35 @@ def test_training_with_dropout_and_checkpointing():
         found.append((output.detach(), [p.grad.clone() for p in model.parameters()]))
     assert not torch.equal(found[0][0], model(ids).logits)
     torch.testing.assert_close(found[1], found[0], **TIGHT)
+
+
+def bigbird_pegasus():
+    sizes = {"vocab_size": 53, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1}
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
+    wide = {"encoder_ffn_dim": 41, "decoder_ffn_dim": 41, "max_position_embeddings": 64}
+    options = {"attention_type": "original_full", "pad_token_id": 0}
+    return T.BigBirdPegasusModel(T.BigBirdPegasusConfig(**sizes, **heads, **wide, **options))
+
+
+def git():
+    seen = {k: v for k, v in SIZES.items() if k != "vocab_size"}
+    seen |= {"num_attention_heads": 4, "image_size": 16, "patch_size": 8}
+    return T.GitModel(T.GitConfig(vision_config=seen, **SIZES, **HEADS))
+
+
+@pytest.mark.parametrize("make", [bigbird_pegasus, git])
+def test_layers_that_add_their_masks_get_masks_to_add(make):
+    """Of models with eager attention only: true and false would be added as 1 and 0."""
+    torch.manual_seed(0)
+    host = randomised(make().eval())
+    tokens = torch.randint(3, 53, (2, 9))
+    call = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    call["attention_mask"][1, 5:] = 0
+    if host.config.is_encoder_decoder:
+        call["decoder_input_ids"] = tokens[:, :6]
+    expected = host(**call).last_hidden_state
+    new, _ = lit_probattn.swap(copy.deepcopy(host), "softmax", example=call, written_out=True)
+    found = new(**call).last_hidden_state
+    real = call["attention_mask"].bool() if found.shape[1] == 9 else slice(None)
+    torch.testing.assert_close(found[real], expected[real], **TIGHT)
+    assert host.config._attn_implementation == "eager"
