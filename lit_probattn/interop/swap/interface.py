@@ -11,6 +11,7 @@ must be registered for masks as well.
 from __future__ import annotations
 
 import copy
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,7 +32,13 @@ NAME, EAGER = "lit_probattn", "lit_probattn_eager"
 LOST = {
     "softcap": "it caps its scores (soft cap), which no variant supports",
     "s_aux": "it has attention sinks, which no variant supports",
+    "sinks": "it has attention sinks, which no variant supports",
     "cache": "it reads a paged cache, which is not supported",
+}
+# Other arguments of the library's functions; windows are in its masks.
+KNOWN = {
+    *("attention_mask", "dropout", "scaling", "is_causal", "position_bias", "sliding_window"),
+    "output_attentions",
 }
 
 
@@ -148,6 +155,20 @@ def as_the_library(
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     return sdpa_attention_forward(module, query, key, value, mask, **given)
+
+
+def lost_argument(module: Any, kwargs: dict[str, Any]) -> str:
+    """Return why a call of the interface would lose an argument, or an empty string.
+
+    An argument that the eager function of the layer's module reads by name changes its scores.
+    """
+    given = {name for name, value in kwargs.items() if value is not None}
+    reasons = [reason for name, reason in LOST.items() if name in given]
+    own = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    read = [] if own is None else inspect.signature(own).parameters
+    unknown = [name for name in read if name in given and name not in KNOWN]
+    reasons += [f"its scores depend on {name!r}, which no variant supports" for name in unknown]
+    return next(iter(reasons), "")
 
 
 def unpacked(key: Tensor, head_dim: int) -> Tensor:

@@ -156,6 +156,9 @@ class AttendingInWriting(Attending):
         keys = self.components(found.key_t, lambda key_t: found.keys(key_t, scores.shape[:2]))
         with outside_functions():
             masks |= {} if factors is None else {"factors": factors}
-            call = cores.call(index, query, keys, key, scale=found.factor, **masks)
-            weights: Tensor = cores.core(index).weights(call)
+            core = cores.core(index)
+            size = core.layout.value_head_dim  # weights need values of the right shape only
+            value = key if key.shape[-1] == size else key.new_zeros(*key.shape[:-1], size)
+            call = cores.call(index, query, keys, value, scale=found.factor, **masks)
+            weights: Tensor = core.weights(call)
             return F.pad(weights, (0, 0, 0, 0, 0, query.shape[1] - weights.shape[1]))

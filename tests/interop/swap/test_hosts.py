@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import lit_probattn
 from lit_probattn.interop.swap import cores
@@ -300,3 +300,32 @@ def test_attention_dropout_of_the_host_runs_in_our_core(variant):
     expected = layer.proj((weights @ v).transpose(1, 2).flatten(2))
     torch.testing.assert_close(found, expected, **TIGHT)
     assert not torch.equal(found, new[0](x))
+
+
+class Written(nn.Module):
+    """Attention that is written out, with values that are smaller than queries and keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(24, 32), nn.Linear(24, 32)
+        self.value, self.out = nn.Linear(24, 16), nn.Linear(16, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = (
+            layer(x).unflatten(-1, (4, -1)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        weights = (query @ key.mT / 8**0.5).softmax(-1)
+        return self.out((weights @ value).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("variant", ["softmax", "mgk"])
+def test_values_of_another_size_than_keys_in_attention_that_is_written_out(variant):
+    host, x = randomised(Written()), draw(2, 7, 24)
+    expected = host(x)
+    new, report = lit_probattn.swap(host, variant, example=(x,), spread=1e-9, written_out=True)
+    assert [layer.action for layer in report.layers] == ["swapped"]
+    if variant == "softmax":
+        torch.testing.assert_close(new(x), expected, **TIGHT)
+    new(x).sum().backward()
+    assert all(p.grad is not None for p in new.parameters() if p.requires_grad)

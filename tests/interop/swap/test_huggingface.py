@@ -7,6 +7,8 @@ import fnmatch
 import itertools
 import json
 import os
+import sys
+import types
 
 import pytest
 import torch
@@ -425,3 +427,16 @@ def test_layers_that_add_their_masks_get_masks_to_add(make):
     real = call["attention_mask"].bool() if found.shape[1] == 9 else slice(None)
     torch.testing.assert_close(found[real], expected[real], **TIGHT)
     assert host.config._attn_implementation == "eager"
+
+
+def test_arguments_that_the_hosts_function_reads_by_name_are_not_lost(monkeypatch):
+    def eager(module, query, key, value, attention_mask, scaling=1.0, slopes=None, **kwargs): ...
+
+    host = types.ModuleType("host_with_slopes")
+    host.eager_attention_forward = eager
+    monkeypatch.setitem(sys.modules, host.__name__, host)
+    module = type("Attention", (torch.nn.Module,), {"__module__": host.__name__})()
+    passed = {"scaling": 0.5, "position_ids": torch.arange(3), "slopes": None}
+    assert interface.lost_argument(module, passed) == ""
+    assert "'slopes'" in interface.lost_argument(module, {**passed, "slopes": torch.ones(4)})
+    assert "sinks" in interface.lost_argument(module, {"sinks": torch.ones(4)})

@@ -123,9 +123,9 @@ class Recorder(Seeing):
             "is_causal": bool(causal) and attention_mask is None and query.shape[2] > 1,
             "scale": kwargs.get("scaling"),
         }
-        lost = [reason for name, reason in interface.LOST.items() if kwargs.get(name) is not None]
+        lost = interface.lost_argument(module, kwargs)
         heads = (query, key, value)
-        self.note(module, "interface", heads, inputs, out.transpose(1, 2), next(iter(lost), ""))
+        self.note(module, "interface", heads, inputs, out.transpose(1, 2), lost)
         return out, weights
 
     def other(self, func: Any, args: Any, kwargs: Any) -> Any:
