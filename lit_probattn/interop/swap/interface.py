@@ -15,6 +15,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -25,14 +26,14 @@ from lit_probattn.interop.swap.core import documents_mask, packing_of_documents
 from lit_probattn.interop.swap.cores import Cores
 
 # The names under which the function and its masks are registered: masks as for PyTorch's fused
-# attention; and as for models that support only their own eager attention, whose layers add a mask
-# and are not causal without one.
+# attention, none where a layer is causal; and masks that are always added and contain causality,
+# for models that support only their own eager attention or treat "sdpa" specially by its name.
 NAME, EAGER = "lit_probattn", "lit_probattn_eager"
 # Arguments of a call that change scores in an unsupported way.
 LOST = {
     "softcap": "it caps its scores (soft cap), which no variant supports",
-    "s_aux": "it has attention sinks, which no variant supports",
-    "sinks": "it has attention sinks, which no variant supports",
+    **dict.fromkeys(("s_aux", "sinks"), "it has attention sinks, which no variant supports"),
+    **dict.fromkeys(("indices", "block_indices"), "it selects its keys, which is not supported"),
     "cache": "it reads a paged cache, which is not supported",
 }
 # Other arguments of the library's functions; windows are in its masks.
@@ -224,12 +225,25 @@ def use_in(model: nn.Module) -> list[tuple[Any, str]]:
         inner = {m.config._attn_implementation for m in hosts}
         joins = inner and inner <= {NAME, EAGER}
         known = hasattr(sys.modules.get(type(part).__module__), "ALL_ATTENTION_FUNCTIONS")
-        name = NAME if part._supports_sdpa and EAGER not in inner else EAGER
+        plain = part._supports_sdpa and not _names_sdpa(type(part).__module__)
+        name = NAME if plain and EAGER not in inner else EAGER
         if (known or joins) and part.config._attn_implementation != name:
             register()
             before.append((part, part.config._attn_implementation))
             part.set_attn_implementation(name)
     return before
+
+
+@lru_cache(maxsize=256)
+def _names_sdpa(module: str) -> bool:
+    """Whether a module compares the name of the attention function with "sdpa".
+
+    Gemma 4, for example, cuts queries off unless that function would take no mask as causal.
+    """
+    try:
+        return '_attn_implementation == "sdpa"' in inspect.getsource(sys.modules[module])
+    except OSError:
+        return False
 
 
 @contextmanager

@@ -440,3 +440,30 @@ def test_arguments_that_the_hosts_function_reads_by_name_are_not_lost(monkeypatc
     assert interface.lost_argument(module, passed) == ""
     assert "'slopes'" in interface.lost_argument(module, {**passed, "slopes": torch.ones(4)})
     assert "sinks" in interface.lost_argument(module, {"sinks": torch.ones(4)})
+
+
+def test_sparse_attention_is_refused():
+    """Its indexer hides keys in a mask for the library's functions alone."""
+    sizes = {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8}
+    sizes |= {"v_head_dim": 8, "head_dim": 8, "index_n_heads": 2, "index_head_dim": 16}
+    experts = {"num_key_value_heads": 4, "mlp_layer_types": ["dense", "dense"]}
+    config = T.DeepseekV32Config(index_topk=4, **sizes, **experts, **SIZES, **HEADS)
+    host = T.DeepseekV32Model(config).eval()
+    call, before = {"input_ids": torch.randint(3, 53, (2, 9))}, host.config._attn_implementation
+    with pytest.raises(ValueError, match="it selects its keys"):
+        lit_probattn.swap(host, "softmax", example=call)
+    assert host.config._attn_implementation == before
+
+
+@pytest.mark.parametrize("kept", [1, 3])
+def test_the_last_logits_alone_are_those_of_the_whole(kept):
+    """Gemma 4 cuts the queries of its last layers off, and with them the rows of the masks."""
+    sizes = {"global_head_dim": 8, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 2}
+    sizes |= {"vocab_size_per_layer_input": 53, **GROUPED, "num_hidden_layers": 4}
+    sizes |= {**WINDOWS, "layer_types": WINDOWS["layer_types"] * 2}
+    torch.manual_seed(0)
+    host = randomised(T.Gemma4ForCausalLM(T.Gemma4TextConfig(**sizes)))
+    call = {"input_ids": torch.randint(3, 53, (2, 9)), "use_cache": False}
+    new, _ = lit_probattn.swap(copy.deepcopy(host), "softmax", example=call)
+    expected = host(**call).logits[:, -kept:]
+    torch.testing.assert_close(new(**call, logits_to_keep=kept).logits, expected, **TIGHT)
