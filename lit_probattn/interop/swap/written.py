@@ -54,22 +54,47 @@ class Product:
         return key_t.expand(*full, size, cols).reshape(*lead, size, cols).mT
 
 
+def _changes(tensor: Tensor) -> int:
+    """Return how often a tensor was changed in place, views included; 0 if this is not counted."""
+    counted = not (torch.compiler.is_compiling() or tensor.is_inference())
+    return tensor._version if counted else 0
+
+
 class Products:
     """Tensors of one forward that come from a product, and how."""
 
     def __init__(self) -> None:
-        self.known: dict[int, tuple[Tensor, Product]] = {}
+        # With the number of changes in place when they were recorded.
+        self.known: dict[int, tuple[Tensor, Product, int]] = {}
         self.maps: dict[int, tuple[Tensor, Any]] = {}  # results of a softmax, and their site
+
+    def product_of(self, scores: Any, followed: int = 0) -> Product | None:
+        """Return how a tensor comes from a product, or None.
+
+        Changes in place add something, except the last `followed` ones.
+        """
+        if id(scores) not in self.known:
+            return None
+        _, found, changes = self.known[id(scores)]
+        unknown = _changes(scores) - changes > followed
+        return replace(found, added=True) if unknown else found
+
+    def _record(self, scores: Any, product: Product) -> None:
+        self.known[id(scores)] = scores, product, _changes(scores)
 
     def follow(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Record the result of a function."""
         if func in _PRODUCTS:
             if args[0].dim() > 2 and len(args) > 1 and args[1].dim() > 2:
-                self.known[id(out)] = out, Product(args[0], args[1])
+                self._record(out, Product(args[0], args[1]))
         elif func in _ADDED_PRODUCTS:
             both = [*args[1:], *(kwargs[n] for n in ("batch1", "batch2") if n in kwargs)]
             factor = float(kwargs.get("alpha", 1.0))
-            self.known[id(out)] = out, Product(both[0], both[1], factor, added=True)
+            self._record(out, Product(both[0], both[1], factor, added=True))
+        elif func is T.__setitem__:
+            found = self.product_of(args[0])
+            if found is not None:
+                self._record(args[0], replace(found, added=True))
         elif func in _FACTORS | _DIVISORS | _SUMS | _FORMS:
             self._pass_on(func, args, out)
         if args and id(args[0]) in self.maps and func in _FORMS | {F.dropout}:
@@ -77,9 +102,9 @@ class Products:
 
     def _pass_on(self, func: Any, args: Any, out: Any) -> None:
         at = next((i for i, a in enumerate(args) if id(a) in self.known), None)
-        if at is None:
+        found = None if at is None else self.product_of(args[at], int(out is args[at]))
+        if at is None or found is None:
             return
-        found = self.known[id(args[at])][1]
         if func in _SUMS:
             found = replace(found, added=True)
         elif func in _FACTORS | _DIVISORS:
@@ -94,7 +119,7 @@ class Products:
             else:
                 number = float(other)
                 found = replace(found, factor=found.factor * (1 / number if divides else number))
-        self.known[id(out)] = out, found
+        self._record(out, found)
 
     def values_of(self, func: Any, args: Any) -> tuple[Any, Tensor | None]:
         """Return the site whose weights a function multiplies with values, and the values."""
@@ -105,7 +130,7 @@ class Products:
 
     def heads(self, scores: Tensor) -> tuple[Tensor, Tensor, Product] | None:
         """Return queries (B, H, N, E) and keys (B, H, L, E) of scores (B, H, N, L), or None."""
-        found = self.known.get(id(scores), (None, None))[1]
+        found = self.product_of(scores)
         if found is None or scores.dim() != 4:
             return None
         (rows, size), cols = found.query.shape[-2:], found.key_t.shape[-1]

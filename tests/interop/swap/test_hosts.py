@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -305,18 +306,21 @@ def test_attention_dropout_of_the_host_runs_in_our_core(variant):
 class Written(nn.Module):
     """Attention that is written out, with values that are smaller than queries and keys."""
 
-    def __init__(self) -> None:
+    def __init__(self, change: Callable[[Tensor], object] | None = None) -> None:
         super().__init__()
         self.query, self.key = nn.Linear(24, 32), nn.Linear(24, 32)
         self.value, self.out = nn.Linear(24, 16), nn.Linear(16, 24)
+        self.change = change
 
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = (
             layer(x).unflatten(-1, (4, -1)).transpose(1, 2)
             for layer in (self.query, self.key, self.value)
         )
-        weights = (query @ key.mT / 8**0.5).softmax(-1)
-        return self.out((weights @ value).transpose(1, 2).flatten(2))
+        scores = (query @ key.mT).mul_(8**-0.5)
+        if self.change is not None:
+            self.change(scores)
+        return self.out((scores.softmax(-1) @ value).transpose(1, 2).flatten(2))
 
 
 @pytest.mark.parametrize("variant", ["softmax", "mgk"])
@@ -329,3 +333,20 @@ def test_values_of_another_size_than_keys_in_attention_that_is_written_out(varia
         torch.testing.assert_close(new(x), expected, **TIGHT)
     new(x).sum().backward()
     assert all(p.grad is not None for p in new.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda scores: scores[..., 1:].add_(torch.arange(6)),
+        lambda scores: scores.__setitem__((..., slice(1, None)), scores[..., 1:] * 3 + 1),
+        lambda scores: scores.diagonal(dim1=-2, dim2=-1).fill_(float("-inf")),
+    ],
+    ids=["a view", "a part", "the diagonal"],
+)
+def test_scores_that_are_changed_in_place_stay_changed(change):
+    """MViT of timm adds its positions so."""
+    host, x = randomised(Written(change)), draw(2, 7, 24)
+    expected = host(x)
+    new, _ = lit_probattn.swap(host, "softmax", example=(x,), written_out=True)
+    torch.testing.assert_close(new(x), expected, **TIGHT)
