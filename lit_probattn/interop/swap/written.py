@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_probattn.base.torch_internals import outside_functions
+from lit_probattn.base.torch_internals import changes_in_place, outside_functions
 from lit_probattn.interop.swap.taking import Attending
 
 T = torch.Tensor
@@ -54,12 +54,6 @@ class Product:
         return key_t.expand(*full, size, cols).reshape(*lead, size, cols).mT
 
 
-def _changes(tensor: Tensor) -> int:
-    """Return how often a tensor was changed in place, views included; 0 if this is not counted."""
-    counted = not (torch.compiler.is_compiling() or tensor.is_inference())
-    return tensor._version if counted else 0
-
-
 class Products:
     """Tensors of one forward that come from a product, and how."""
 
@@ -76,11 +70,11 @@ class Products:
         if id(scores) not in self.known:
             return None
         _, found, changes = self.known[id(scores)]
-        unknown = _changes(scores) - changes > followed
+        unknown = changes_in_place(scores) - changes > followed
         return replace(found, added=True) if unknown else found
 
     def _record(self, scores: Any, product: Product) -> None:
-        self.known[id(scores)] = scores, product, _changes(scores)
+        self.known[id(scores)] = scores, product, changes_in_place(scores)
 
     def follow(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Record the result of a function."""
