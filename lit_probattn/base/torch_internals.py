@@ -172,14 +172,6 @@ def softmax_backward(grad: Tensor, output: Tensor) -> Tensor:
     return torch.ops.aten._softmax_backward_data(grad, output, -1, output.dtype)
 
 
-def changes_in_place(tensor: Tensor) -> int:
-    """Return how often a tensor was changed in place, views included; 0 if this is not counted.
-
-    It is not counted in graphs, nor for tensors of inference mode.
-    """
-    return 0 if torch.compiler.is_compiling() or tensor.is_inference() else tensor._version
-
-
 def packet_of(operator: Any) -> Any:
     """Return the operator of an overload that a dispatch mode receives."""
     return operator._overloadpacket

@@ -242,7 +242,7 @@ def _names_sdpa(module: str) -> bool:
     """
     try:
         return '_attn_implementation == "sdpa"' in inspect.getsource(sys.modules[module])
-    except OSError:
+    except (KeyError, OSError, TypeError):  # of an interactive session, for example
         return False
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_probattn.base.torch_internals import changes_in_place, outside_functions
+from lit_probattn.base.torch_internals import outside_functions
 from lit_probattn.interop.swap.taking import Attending
 
 T = torch.Tensor
@@ -27,6 +27,17 @@ _SUMS = {torch.add, T.add, T.__add__, T.__radd__, T.add_, T.__iadd__}
 _SUMS |= {torch.masked_fill, T.masked_fill, T.masked_fill_, torch.where, T.where}
 _FORMS = {T.view, T.reshape, torch.reshape, T.to, T.float, T.contiguous, T.type_as, T.unflatten}
 _FORMS |= {T.unsqueeze, T.squeeze, T.clone}
+
+
+_CHANGES = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__"}
+_CHANGES |= {"__imod__", "__ipow__", "__iand__", "__ior__", "__ixor__"}
+
+
+def _is_in_place(func: Any, kwargs: Any) -> bool:
+    """Whether a function changes one of its arguments."""
+    name = getattr(func, "__name__", "")
+    changes = name in _CHANGES or (name.endswith("_") and not name.endswith("__"))
+    return changes or bool(kwargs.get("inplace")) or kwargs.get("out") is not None
 
 
 @dataclass(frozen=True)
@@ -58,62 +69,53 @@ class Products:
     """Tensors of one forward that come from a product, and how."""
 
     def __init__(self) -> None:
-        # With the number of changes in place when they were recorded.
-        self.known: dict[int, tuple[Tensor, Product, int]] = {}
+        self.known: dict[int, tuple[Tensor, Product]] = {}
         self.maps: dict[int, tuple[Tensor, Any]] = {}  # results of a softmax, and their site
 
-    def product_of(self, scores: Any, followed: int = 0) -> Product | None:
-        """Return how a tensor comes from a product, or None.
-
-        Changes in place add something, except the last `followed` ones.
-        """
-        if id(scores) not in self.known:
-            return None
-        _, found, changes = self.known[id(scores)]
-        unknown = changes_in_place(scores) - changes > followed
-        return replace(found, added=True) if unknown else found
-
-    def _record(self, scores: Any, product: Product) -> None:
-        self.known[id(scores)] = scores, product, changes_in_place(scores)
+    def product_of(self, scores: Any) -> Product | None:
+        """Return how a tensor comes from a product, or None."""
+        return self.known.get(id(scores), (None, None))[1]
 
     def follow(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Record the result of a function."""
+        made: Product | None = None
         if func in _PRODUCTS:
             if args[0].dim() > 2 and len(args) > 1 and args[1].dim() > 2:
-                self._record(out, Product(args[0], args[1]))
+                made = Product(args[0], args[1])
         elif func in _ADDED_PRODUCTS:
             both = [*args[1:], *(kwargs[n] for n in ("batch1", "batch2") if n in kwargs)]
             factor = float(kwargs.get("alpha", 1.0))
-            self._record(out, Product(both[0], both[1], factor, added=True))
-        elif func is T.__setitem__:
-            found = self.product_of(args[0])
-            if found is not None:
-                self._record(args[0], replace(found, added=True))
+            made = Product(both[0], both[1], factor, added=True)
         elif func in _FACTORS | _DIVISORS | _SUMS | _FORMS:
-            self._pass_on(func, args, out)
+            made = self._passed_on(func, args)
+        if _is_in_place(func, kwargs):  # perhaps of scores, or of a view of them
+            for key, (tensor, product) in self.known.items():
+                self.known[key] = tensor, replace(product, added=True)
+        if made is not None:
+            self.known[id(out)] = out, made
         if args and id(args[0]) in self.maps and func in _FORMS | {F.dropout}:
             self.maps[id(out)] = out, self.maps[id(args[0])][1]
 
-    def _pass_on(self, func: Any, args: Any, out: Any) -> None:
+    def _passed_on(self, func: Any, args: Any) -> Product | None:
+        """Return how a result comes from the product of an argument, or None."""
         at = next((i for i, a in enumerate(args) if id(a) in self.known), None)
-        found = None if at is None else self.product_of(args[at], int(out is args[at]))
-        if at is None or found is None:
-            return
+        if at is None:
+            return None
+        found = self.known[id(args[at])][1]
         if func in _SUMS:
-            found = replace(found, added=True)
-        elif func in _FACTORS | _DIVISORS:
-            other, divides = args[1 - at], func in _DIVISORS
-            if found.added or (divides and at == 1):
-                return
-            if isinstance(other, Tensor) and other.numel() > 1:
-                if divides or other.dim() < 2 or other.shape[-2:] != (1, 1):
-                    return  # a factor per pair is not a scale
-                before = 1.0 if found.factors is None else found.factors
-                found = replace(found, factors=before * other)
-            else:
-                number = float(other)
-                found = replace(found, factor=found.factor * (1 / number if divides else number))
-        self._record(out, found)
+            return replace(found, added=True)
+        if func in _FORMS:
+            return found
+        other, divides = args[1 - at], func in _DIVISORS
+        if found.added or (divides and at == 1):
+            return None
+        if isinstance(other, Tensor) and other.numel() > 1:
+            if divides or other.dim() < 2 or other.shape[-2:] != (1, 1):
+                return None  # a factor per pair is not a scale
+            before = 1.0 if found.factors is None else found.factors
+            return replace(found, factors=before * other)
+        number = float(other)
+        return replace(found, factor=found.factor * (1 / number if divides else number))
 
     def values_of(self, func: Any, args: Any) -> tuple[Any, Tensor | None]:
         """Return the site whose weights a function multiplies with values, and the values."""

@@ -341,8 +341,11 @@ def test_values_of_another_size_than_keys_in_attention_that_is_written_out(varia
         lambda scores: scores[..., 1:].add_(torch.arange(6)),
         lambda scores: scores.__setitem__((..., slice(1, None)), scores[..., 1:] * 3 + 1),
         lambda scores: scores.diagonal(dim1=-2, dim2=-1).fill_(float("-inf")),
+        lambda scores: scores.mul_(torch.arange(1, 8)),
+        lambda scores: torch.nn.functional.relu(scores, inplace=True),
+        lambda scores: scores.view(scores.shape).mul_(3),
     ],
-    ids=["a view", "a part", "the diagonal"],
+    ids=["a view", "a part", "the diagonal", "a factor per pair", "a flag", "another name"],
 )
 def test_scores_that_are_changed_in_place_stay_changed(change):
     """MViT of timm adds its positions so."""
@@ -350,3 +353,5 @@ def test_scores_that_are_changed_in_place_stay_changed(change):
     expected = host(x)
     new, _ = lit_probattn.swap(host, "softmax", example=(x,), written_out=True)
     torch.testing.assert_close(new(x), expected, **TIGHT)
+    graph = torch.compile(new, fullgraph=True, backend="eager")
+    torch.testing.assert_close(graph(x), expected, **TIGHT)
