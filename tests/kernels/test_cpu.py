@@ -48,13 +48,13 @@ needs_library = pytest.mark.skipif(
 @needs_library
 def test_the_peak_of_exponentials_is_of_exponentials_and_writes_nothing_else():
     """One after the other: the operands, the results, and what is not ours."""
-    peak, room = library.load().peak_exponentials, torch.zeros(1 << 14)
-    count = peak(room.data_ptr(), 1)
-    room[:count], room[2 * count :] = torch.linspace(-3.0, 3.0, count), 7.0
-    assert peak(room.data_ptr(), 3) == 3 * count
+    peak, buffer = library.load().peak_exponentials, torch.zeros(1 << 14)
+    count = peak(buffer.data_ptr(), 1)
+    buffer[:count], buffer[2 * count :] = torch.linspace(-3.0, 3.0, count), 7.0
+    assert peak(buffer.data_ptr(), 3) == 3 * count
     expected = torch.linspace(-3.0, 3.0, count).double().exp()
-    torch.testing.assert_close(room[count : 2 * count].double(), expected, rtol=1e-6, atol=0)
-    assert (room[2 * count :] == 7.0).all()
+    torch.testing.assert_close(buffer[count : 2 * count].double(), expected, rtol=1e-6, atol=0)
+    assert (buffer[2 * count :] == 7.0).all()
 
 
 @needs_library

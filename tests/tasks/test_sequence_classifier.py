@@ -185,7 +185,7 @@ def test_compiled_model_has_the_same_names_draws_and_losses():
 
 
 class Two(SequenceClassifier):
-    """A task of one's own that sets some arguments and names one anew."""
+    """A task class that sets some arguments and renames one."""
 
     def __init__(self, depth: int, **options):
         super().__init__(softmax, num_classes=2, num_layers=depth, **options)

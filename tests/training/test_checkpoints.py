@@ -86,7 +86,7 @@ def test_a_file_takes_its_name_by_a_rename(tmp_path):
 
 @pytest.mark.parametrize("raised", ["from", "during"])
 def test_a_checkpoint_that_cannot_be_written_names_the_cause(raised, tmp_path, monkeypatch):
-    """PyTorch's writer raises an error of its own while the one of the file is handled."""
+    """PyTorch's writer raises another error while the file's error is handled."""
     cause = OSError(errno.EFBIG, "File too large")
 
     def save(content, file):

@@ -57,7 +57,7 @@ def shrink(config: Any, depth: int = 0) -> Any:
 
 
 def build(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
-    """Return a model with weights that tell its heads apart, and a call with padding."""
+    """Return a model with random weights whose heads differ, and a call with padding."""
     torch.manual_seed(0)
     model: Any = AutoModel.from_config(shrink(AutoConfig.for_model(name))).eval()
     if sum(weight.numel() for weight in model.parameters()) > MOST_WEIGHTS:
