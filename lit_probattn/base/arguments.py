@@ -18,7 +18,10 @@ Arguments that are the fields of a frozen dataclass are declared only there:
             self.build(options)
 
 `MGKAttention(64, 4, e_step="hard")` receives `MGKArguments(64, 4, e_step="hard")`. Parsers, `help`
-and type checkers use the names and types of the fields.
+and type checkers use the names and types of the fields. A field may declare the values of others
+without which it has no effect; setting it nevertheless is one warning:
+
+        em_weighting: Weighting = only_with("uniform", e_step="soft")
 """
 
 from __future__ import annotations
@@ -27,7 +30,9 @@ import argparse
 import functools
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field, fields
 from inspect import Parameter, Signature
 from itertools import takewhile
 from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar, cast, get_type_hints
@@ -39,6 +44,7 @@ _Fields = ParamSpec("_Fields")
 _Record = TypeVar("_Record")
 _Self = TypeVar("_Self")
 _Class = TypeVar("_Class")
+_Default = TypeVar("_Default")
 
 
 def takes(
@@ -103,13 +109,41 @@ def by_name(
                 bound = signature.bind(self, *args, **given)
             except TypeError as error:
                 raise TypeError(f"{init.__qualname__}() {error}") from None
-            init(self, record(*bound.args[1:], **bound.kwargs))
+            options = record(*bound.args[1:], **bound.kwargs)
+            for told in without_effect(options).values():
+                warnings.warn(f"{type(self).__name__}: {told}", stacklevel=2)
+            init(self, options)
 
         made = _shown(construct, init, signature, (kind,))
         made.record = kind
         return made
 
     return decorate
+
+
+def only_with(default: _Default, **needed: Any) -> _Default:
+    """Return a field of a frozen dataclass that has no effect unless other fields have values.
+
+    Args:
+        default: the field's default.
+        needed: values of other fields: one, or a tuple or range of them. Fields that a class does
+            not have are not needed there.
+    """
+    found: Any = field(default=default, metadata={"needed": needed})
+    return cast(_Default, found)
+
+
+def without_effect(options: Any) -> dict[str, str]:
+    """Return fields that differ from their default but have no effect, each with the reason."""
+    found = {}
+    for option in fields(options):
+        value = getattr(options, option.name)
+        for other, needed in option.metadata.get("needed", {}).items():
+            wanted = needed if isinstance(needed, (tuple, range)) else (needed,)
+            if value != option.default and getattr(options, other, wanted[0]) not in wanted:
+                given = getattr(options, other)
+                found[option.name] = f"{option.name}={value} has no effect with {other}={given}"
+    return found
 
 
 def with_defaults(**defaults: Any) -> Callable[[type[_Class]], type[_Class]]:

@@ -38,7 +38,8 @@ class Case:
     masks: tuple[str, ...] = ()
 
 
-_3_HEADS = {"num_heads": 3, "num_global_heads": 2, "noise_scale": 0.3}
+_3_HEADS = {"num_heads": 3, "num_global_heads": 2}
+_NOISY = {**_3_HEADS, "noise_scale": 0.3}
 _8_HEADS = {"num_heads": 8, "num_global_heads": 2}
 _MIXED = {**_3_HEADS, "mixer": "mlp", "mixing_bias": "all", "noise": "none"}
 _SHIFTED = {"num_components": 2, "shifted_keys": True}
@@ -46,17 +47,17 @@ _SHIFTED = {"num_components": 2, "shifted_keys": True}
 # Cases in which the fused kernels are compared with the reference.
 CASES = [
     Case("fish hard", FiSHAttention, {**_3_HEADS, "noise": "none"}, ("causal", "pairs")),
-    Case("fish", FiSHAttention, _3_HEADS, ("key",)),
-    Case("fish, noise per head", FiSHAttention, {**_3_HEADS, "noise": "local"}, ("pairs",)),
+    Case("fish", FiSHAttention, _NOISY, ("key",)),
+    Case("fish, noise per head", FiSHAttention, {**_NOISY, "noise": "local"}, ("pairs",)),
     Case(
-        "fish, shared mixing", FiSHAttention, {**_3_HEADS, "mixer": "shared"}, ("causal", "dropout")
+        "fish, shared mixing", FiSHAttention, {**_NOISY, "mixer": "shared"}, ("causal", "dropout")
     ),
-    Case("gfish", FiSHAttention, {**_3_HEADS, "mixer": "mlp"}, ("causal", "key")),
+    Case("gfish", FiSHAttention, {**_NOISY, "mixer": "mlp"}, ("causal", "key")),
     Case("gfish, mixed queries", FiSHAttention, {**_MIXED, "mix_on": "query"}, ("key", "dropout")),
     Case("gfish, mixed keys", FiSHAttention, {**_MIXED, "mix_on": "key"}, ("causal",)),
     Case("linear", LinearAttention, {"num_heads": 4, "num_kv_heads": 2}, ("causal",)),
     Case("linear fish hard", LinearFiSHAttention, {**_3_HEADS, "noise": "none"}, ("causal", "key")),
-    Case("linear fish", LinearFiSHAttention, _3_HEADS, ("causal",)),
+    Case("linear fish", LinearFiSHAttention, _NOISY, ("causal",)),
     Case("mgk soft", MGKAttention, {}, ("causal",)),
     Case("mgk soft, K=1", MGKAttention, {"num_components": 1}, ("key",)),
     Case(

@@ -18,13 +18,14 @@ from lit_probattn.attention.fish.functions import (
 )
 from lit_probattn.attention.fish.head_mixing import HeadMixingCore, HeadMixingOptions, MixOn
 from lit_probattn.attention.fish.mixing import (
+    NOISY,
     GlobalHeads,
     MixingBias,
     NoiseOptions,
 )
 from lit_probattn.attention.layer import Attention, LayerOptions
 from lit_probattn.attention.numerics import check_choice
-from lit_probattn.base.arguments import by_name
+from lit_probattn.base.arguments import by_name, only_with
 from lit_probattn.base.graphs import written
 from lit_probattn.randomness import RandomKey
 
@@ -43,7 +44,7 @@ class FiSHOptions(NoiseOptions, HeadMixingOptions):
     """
 
     noise_position: NoisePosition = "raw"
-    noise_at_eval: bool = False
+    noise_at_eval: bool = only_with(False, noise=NOISY)
     scale_position: ScalePosition = "after"
 
     def __post_init__(self) -> None:

@@ -30,7 +30,7 @@ from lit_probattn.attention.fish.mixing import (
 from lit_probattn.attention.layer import Attention, LayerOptions
 from lit_probattn.attention.linear.features import FeatureMap
 from lit_probattn.attention.numerics import check_choice
-from lit_probattn.base.arguments import by_name
+from lit_probattn.base.arguments import by_name, only_with
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class StateMixingOptions(MixingOptions):
     """
 
     mixer: Literal["linear", "mlp"] = "linear"
-    mixing_bias: bool = True
+    mixing_bias: bool = only_with(True, mixer="mlp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class LinearFiSHOptions(NoiseOptions, StateMixingOptions):
     """
 
     noise: Literal["none", "global"] = "global"
-    noise_at_eval: bool = False
+    noise_at_eval: bool = only_with(False, noise="global")
     eps: float = 1e-6
 
     def __post_init__(self) -> None:

@@ -14,12 +14,15 @@ from torch import Tensor, nn
 from lit_probattn.attention.core import ParameterTable
 from lit_probattn.attention.numerics import check_choice, compute_dtype
 from lit_probattn.attention.variant import NoiseKind as NoiseKind
+from lit_probattn.base.arguments import only_with
 
 Mixer = Literal["linear", "shared", "mlp", "relu_sum"]
 MixingConstraint = Literal["relaxed", "simplex"]
 MixingInit = Literal["torch_linear", "normal_0.02", "trunc_normal_0.02", "copy"]
 MixingBias = Literal["none", "hidden", "all"]
 SigmaShape = Literal["per_global", "scalar"]
+
+NOISY = ("global", "local", "local_global")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +40,7 @@ class MixingOptions:
     mixer: Mixer = "linear"
     mixer_ratios: Sequence[float] | None = None
     mixing: MixingConstraint = "relaxed"
-    mixing_init: MixingInit = "torch_linear"
+    mixing_init: MixingInit = only_with("torch_linear", mixing="relaxed")
 
     def make_mixing(
         self, num_global_heads: int, num_heads: int, bias: MixingBias, *, last_bias_matters: bool
@@ -66,8 +69,8 @@ class NoiseOptions:
     """
 
     noise: NoiseKind = "global"
-    noise_scale: float = 0.01
-    sigma_shape: SigmaShape = "per_global"
+    noise_scale: float = only_with(0.01, noise=NOISY)
+    sigma_shape: SigmaShape = only_with("per_global", noise=NOISY)
 
     def make_scale(self, num_global_heads: int) -> NoiseScale | None:
         """Return the noise scale of G heads; None without noise."""
@@ -88,7 +91,7 @@ class GlobalHeads:
     """
 
     num_global_heads: int | None = None
-    head_ratio: float = 2.0
+    head_ratio: float = only_with(2.0, num_global_heads=None)
 
     def count(self, num_heads: int) -> int:
         """Return G.

@@ -25,7 +25,7 @@ from lit_probattn.attention.linear.features import (
 )
 from lit_probattn.attention.linear.functions import Linear, LinearForm, check_linear
 from lit_probattn.attention.numerics import check_choice, compute_dtype
-from lit_probattn.base.arguments import by_name
+from lit_probattn.base.arguments import by_name, only_with
 from lit_probattn.randomness import RandomKey
 
 
@@ -44,7 +44,7 @@ class LinearOptions:
 
     feature_map: FeatureName = "elu"
     num_features: int | None = None
-    dpfp_nu: int = 1
+    dpfp_nu: int = only_with(1, feature_map="dpfp")
     feature_norm: FeatureNorm = "none"
 
     def form(self) -> LinearForm:

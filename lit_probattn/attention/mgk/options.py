@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,6 +10,7 @@ from lit_probattn.attention.mgk.annealing import NormOptions
 from lit_probattn.attention.mgk.functions import Score
 from lit_probattn.attention.numerics import check_choice
 from lit_probattn.attention.rotary import RotaryShift
+from lit_probattn.base.arguments import only_with
 
 EStep = Literal["learned", "soft", "hard"]
 PriorShare = Literal["layer", "head", "head_position"]
@@ -50,10 +52,10 @@ class MixtureOptions(KeyOptions):
         shift_init_std: standard deviation of the initial shifts (paper 1, code 0.5).
     """
 
-    prior_share: PriorShare = "head"
-    prior_param: PriorParam = "clamp"
-    max_positions: int | None = None
-    shift_init_std: float = 1.0
+    prior_share: PriorShare = only_with("head", e_step=("learned", "soft"))
+    prior_param: PriorParam = only_with("clamp", e_step="learned")
+    max_positions: int | None = only_with(None, prior_share="head_position")
+    shift_init_std: float = only_with(1.0, shifted_keys=True)
 
 
 def variance_multipliers(
@@ -132,8 +134,10 @@ class MGKOptions(NormOptions, MixtureOptions, DensityOptions):
     """
 
     include_log_det: bool = False
-    em_weighting: Literal["uniform", "posterior"] = "uniform"
-    rotary_shift: RotaryShift = "before"
+    em_weighting: Literal["uniform", "posterior"] = only_with("uniform", e_step="soft")
+    rotary_shift: RotaryShift = only_with(
+        "before", shifted_keys=True, rotary_dim=range(1, sys.maxsize)
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -21,7 +21,7 @@ from lit_probattn.attention.linear.layer import (
     LinearOptions,
 )
 from lit_probattn.attention.linear.mlk import MLKArguments, MLKAttention, MLKCore, MLKOptions
-from lit_probattn.base.arguments import by_name
+from lit_probattn.base.arguments import by_name, only_with
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +37,9 @@ class ReleasedSwitches(LinearOptions):
     """
 
     denominator: Denominator = "sum"
-    eps: float = 0.0
+    eps: float = only_with(0.0, denominator="sum")
     output_scale: OutputScale = "one"
-    padded_len: int | None = None
+    padded_len: int | None = only_with(None, denominator="sqrt_len")
 
     def form(self) -> LinearForm:
         """Return feature map and options."""
@@ -99,7 +99,7 @@ class ReleasedMLKOptions(ReleasedSwitches, MLKOptions):
     """
 
     mix: Mix = "after"
-    shift_first_zero: bool = False
+    shift_first_zero: bool = only_with(False, shifted_keys=True)
     second_scale: float = 1.0
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ from lit_probattn.attention.mgk.functions import MGK, component_scores
 from lit_probattn.attention.mgk.layer import MGKArguments, MGKAttention
 from lit_probattn.attention.mgk.options import PRIOR_FLOOR, MGKOptions
 from lit_probattn.attention.numerics import check_choice, compute_dtype
-from lit_probattn.base.arguments import by_name
+from lit_probattn.base.arguments import by_name, only_with
 from lit_probattn.base.torch_internals import in_backward
 
 EMCodeParity = Literal["none", "lra", "lm"]
@@ -101,6 +101,9 @@ def code_parity_sums(
     return torch.stack([first, count - first], 1), count[:, None].expand(-1, 2, -1)
 
 
+_LOGITS = ("learned", "softmax")  # settings whose priors have no floor
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReleasedOptions(MGKOptions):
     """Options that only the released codes of MGK, ICML 2022, have.
@@ -115,20 +118,25 @@ class ReleasedOptions(MGKOptions):
         magnitude_prior: π is |p| between `prior_floor` and 2 (translation), not p between 0 and 1.
 
     Raises:
-        ValueError: `row_eps` is outside [0, 1), or a name is unknown.
+        ValueError: `row_eps` is outside [0, 1), a name is unknown, or priors are logits and
+            have a floor.
     """
 
     row_eps: float = 0.0
     em_code_parity: EMCodeParity = "none"
-    shift_first_zero: bool = False
-    magnitude_prior: bool = False
-    prior_floor: float = PRIOR_FLOOR
+    shift_first_zero: bool = only_with(False, shifted_keys=True)
+    magnitude_prior: bool = only_with(False, e_step="learned", prior_param="clamp")
+    prior_floor: float = only_with(PRIOR_FLOOR, e_step=("learned", "soft"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("em_code_parity", self.em_code_parity, ("none", "lra", "lm"))
         if not 0.0 <= self.row_eps < 1.0:
             raise ValueError(f"row_eps must be in [0, 1), received {self.row_eps}")
+        if self.prior_floor != PRIOR_FLOOR and (self.e_step, self.prior_param) == _LOGITS:
+            raise ValueError(
+                f"prior_floor={self.prior_floor} needs prior_param=clamp, received softmax"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from lit_probattn.attention.call import HeadLayout
 from lit_probattn.attention.core import Core
 from lit_probattn.attention.mgk.core import MGKCore
 from lit_probattn.attention.softmax import SoftmaxCore
+from lit_probattn.base.arguments import without_effect
 from lit_probattn.base.config_files import list_attention
 from lit_probattn.base.errors import nearest
 
@@ -91,6 +92,9 @@ class Settings:
             raise ValueError(
                 "e_step=soft needs the M-step of this package's training; use learned or hard"
             )
+        for name, told in without_effect(self.core_class.options_class(**self.arguments())).items():
+            if name in self.options:
+                raise ValueError(f"{self.variant}: {told}")
 
     def _check_components(self) -> None:
         if not 1 <= self.components <= MOST_COMPONENTS:

@@ -60,6 +60,7 @@ def model_of(**sizes) -> nn.ModuleDict:
         ((), {"learn_varianz": True}, "did you mean 'learn_variance'"),
         ((), {"shifted_keys": True}, "no option 'shifted_keys'"),
         ((), {"e_step": "soft"}, "e_step=soft needs the M-step"),
+        ((), {"max_positions": 9}, "max_positions=9 has no effect with prior_share=head"),
         ((), {"variance": [1.0, -1.0]}, "one (MultiheadAttention): variance multipliers must be"),
         ((), {"score": "cosine"}, "score must be one of"),
         ((), {"layers": ["tow"]}, "no attention layer is called 'tow'; did you mean 'two'"),
