@@ -34,6 +34,7 @@
 #define SLACK ((real)8)
 #define FAR ((real)40) /* largest difference of components for one exponential */
 #define AHEAD 8 /* rows of values that are prefetched */
+#define MANY 4 /* vectors at once, of scores that take one exponential */
 #define FLOOR ((real)1e-12) /* added to squares before their logarithm */
 enum { SOFT, HARD, SUM, LAYERS, POWER };
 
@@ -462,9 +463,9 @@ INLINE vec term(const Room *m, const Form *g, int kind, int K, int plain, int r,
     return !plain && g->pairs ? t + load(m->pairs + at) : t;
 }
 
-INLINE vec factors(const Room *m, int K, int n, int64_t j) {
-    vec sum = all(m->a[0][n]) * load(m->factor[0] + j);
-    UNROLL_FEW for (int r = 1; r < K; r++) sum += all(m->a[r][n]) * load(m->factor[r] + j);
+INLINE vec factors(const Room *m, int K, const vec *a, int64_t j) {
+    vec sum = a[0] * load(m->factor[0] + j);
+    UNROLL_FEW for (int r = 1; r < K; r++) sum += a[r] * load(m->factor[r] + j);
     return sum;
 }
 
@@ -491,10 +492,12 @@ INLINE vec highest(const Room *m, const Form *g, int kind, int K, int plain, int
 /* Weights of a row relative to exp `base`, added to *sum; returns the largest scores by lanes. */
 INLINE vec weigh_row(const Room *m, const Form *g, int kind, int K, int plain, int n, int64_t j, real base, vec *sum) {
     const int sums = kind == OWN || kind == SHARED ? K : 1, pairs = sums / 2 * 2;
+    const int X = kind == OWN || kind == SHARED ? 2 : MANY;
     real *restrict w = m->w + n * STRIDE;
-    vec high = all((real)-INFINITY);
-    for (int c = 0; c < WIDE; c += 2 * VL) {
-        vec p[2] = {{0}}, q[4];
+    vec high = all((real)-INFINITY), a[MOST];
+    UNROLL_FEW for (int r = 0; r < K && kind == FACTORED; r++) a[r] = all(m->a[r][n]);
+    for (int c = 0; c < WIDE; c += X * VL) {
+        vec p[MANY] = {{0}}, q[4];
         UNROLL_FEW for (int r = 0; r < pairs; r += 2) {
             UNROLL for (int x = 0; x < 2; x++) two_terms(m, g, kind, K, plain, r + x, n, c, j, q + 2 * x);
             UNROLL for (int x = 0; x < 4; x++) high = larger(high, q[x]), q[x] -= base;
@@ -502,18 +505,19 @@ INLINE vec weigh_row(const Room *m, const Form *g, int kind, int K, int plain, i
             UNROLL for (int x = 0; x < 2; x++) p[x] = r ? p[x] + q[x] + q[2 + x] : q[x] + q[2 + x];
         }
         if (pairs < sums) {
-            two_terms(m, g, kind, K, plain, pairs, n, c, j, q);
-            UNROLL for (int x = 0; x < 2; x++) high = larger(high, q[x]), q[x] -= base;
-            exponentials(2, q);
-            UNROLL for (int x = 0; x < 2; x++) p[x] = pairs ? p[x] + q[x] : q[x];
+            UNROLL for (int x = 0; x < X; x += 2) two_terms(m, g, kind, K, plain, pairs, n, c + x * VL, j, q + x);
+            UNROLL for (int x = 0; x < X; x++) high = larger(high, q[x]), q[x] -= base;
+            exponentials(X, q);
+            UNROLL for (int x = 0; x < X; x++) p[x] = pairs ? p[x] + q[x] : q[x];
         }
-        UNROLL for (int x = 0; x < 2; x++) {
-            if (kind == FACTORED) p[x] *= factors(m, K, n, j + c + x * VL);
+        UNROLL for (int x = 0; x < X; x++) {
+            if (kind == FACTORED) p[x] *= factors(m, K, a, j + c + x * VL);
             *sum += p[x];
             if (g->dropped) p[x] = kept(p[x], m->keep + n * WIDE + c + x * VL);
         }
-        if (PAIRS && g->low) store(w + c / 2, rounded(p[0], p[1]));
-        else store(w + c, p[0]), store(w + c + VL, p[1]);
+        UNROLL for (int x = 0; x < X; x += 2)
+            if (PAIRS && g->low) store(w + (c + x * VL) / 2, rounded(p[x], p[x + 1]));
+            else store(w + c + x * VL, p[x]), store(w + c + (x + 1) * VL, p[x + 1]);
     }
     return high;
 }
@@ -559,36 +563,37 @@ INLINE void spread_rows(const Room *room, const Form *form, int kind, int K, int
     const Sums own_sums = *given, *s = &own_sums;
     const int several = kind == OWN || kind == SHARED, own = several || kind == LARGEST ? K : 1, terms = !plain || kind == FACTORED;
     const int pairs = several ? K / 2 * 2 : 0, factored = kind == FACTORED && s->cols ? K : 0;
+    const int X = several || kind == LARGEST ? 2 : MANY;
     vec coefs[MOST], shares[MOST][WIDE / VL]; /* of column terms, not yet multiplied by the factors of a component */
     UNROLL_FEW for (int r = 0; r < K; r++) coefs[r] = all(0);
     UNROLL_FEW for (int r = 0; r < factored; r++) memset(shares[r], 0, sizeof shares[r]);
     for (int n = 0; n < count; n++) {
         const vec top = all(s->top[n]), inverse = all(s->inverse[n]), delta = all(s->delta[n]), scale = all(s->scale);
-        vec sums[MOST], held[MOST];
-        UNROLL_FEW for (int r = 0; r < K; r++) sums[r] = held[r] = all(0);
-        for (int c = 0; c < WIDE; c += 2 * VL) {
-            vec t[MOST][2], best[2], p[2];
+        vec sums[MOST], held[MOST], a[MOST];
+        UNROLL_FEW for (int r = 0; r < K; r++) sums[r] = held[r] = all(0), a[r] = kind == FACTORED ? all(m->a[r][n] * s->inverse[n]) : all(0);
+        for (int c = 0; c < WIDE; c += X * VL) {
+            vec t[MOST * MANY], best[MANY], p[MANY];
             UNROLL_FEW for (int r = 0; r < own; r++)
-                UNROLL for (int x = 0; x < 2; x++) t[r][x] = term(m, g, kind, K, plain, r, n, c + x * VL, j) - top;
+                UNROLL for (int x = 0; x < X; x++) t[r * X + x] = term(m, g, kind, K, plain, r, n, c + x * VL, j) - top;
             if (kind == LARGEST) {
-                UNROLL for (int x = 0; x < 2; x++) best[x] = t[0][x];
+                UNROLL for (int x = 0; x < X; x++) best[x] = t[x];
                 UNROLL_FEW for (int r = 1; r < K; r++)
-                    UNROLL for (int x = 0; x < 2; x++) best[x] = larger(best[x], t[r][x]);
-                UNROLL for (int x = 0; x < 2; x++) p[x] = best[x];
+                    UNROLL for (int x = 0; x < X; x++) best[x] = larger(best[x], t[r * X + x]);
+                UNROLL for (int x = 0; x < X; x++) p[x] = best[x];
                 exponentials(2, p);
             } else {
-                UNROLL_FEW for (int r = 0; r < pairs; r += 2) exponentials(4, t[r]);
-                if (pairs < own) exponentials(2, t[pairs]);
+                UNROLL_FEW for (int r = 0; r < pairs; r += 2) exponentials(4, t + r * X);
+                if (pairs < own) exponentials(X, t + pairs * X);
             }
-            UNROLL for (int x = 0; x < 2; x++) {
+            UNROLL for (int x = 0; x < X; x++) {
                 const int here = c + x * VL, at = n * STRIDE + here;
                 vec dp = load(m->w + at);
                 if (kind == LARGEST) p[x] *= inverse;
                 else {
-                    UNROLL_FEW for (int r = 0; r < own; r++) t[r][x] *= inverse;
-                    p[x] = t[0][x];
-                    UNROLL_FEW for (int r = 1; r < own; r++) p[x] += t[r][x];
-                    if (kind == FACTORED) p[x] *= factors(m, K, n, j + here);
+                    UNROLL_FEW for (int r = 0; r < own && kind != FACTORED; r++) t[r * X + x] *= inverse;
+                    p[x] = t[x];
+                    UNROLL_FEW for (int r = 1; r < own; r++) p[x] += t[r * X + x];
+                    if (kind == FACTORED) p[x] *= factors(m, K, a, j + here);
                 }
                 vec dropped = p[x];
                 if (g->dropped) {
@@ -604,21 +609,21 @@ INLINE void spread_rows(const Room *room, const Form *form, int kind, int K, int
                         store(m->sums[r] + at, load(m->sums[r] + at) + dl * all(g->coef[r]));
                     }
                 } else if (kind == FACTORED) {
-                    const vec mine = t[0][x] * rest;
+                    const vec mine = t[x] * rest;
                     UNROLL_FEW for (int r = 0; r < K; r++) {
-                        if (s->cols) shares[r][here / VL] += mine * all(m->a[r][n]);
+                        if (s->cols) shares[r][here / VL] += mine * a[r];
                         const vec factor = load(m->factor[r] + j + here);
                         sums[r] += mine * factor;
-                        held[r] += t[0][x] * factor;
+                        held[r] += t[x] * factor;
                     }
                     store(g->maps[0] + at, dl);
                 } else {
                     vint left = (vint)(all(1) == all(1));
                     vec shared = all(0);
                     UNROLL_FEW for (int r = 0; r < K; r++) {
-                        vec mine = several ? t[r][x] * rest : dl, weight = several ? t[r][x] : p[x];
+                        vec mine = several ? t[r * X + x] * rest : dl, weight = several ? t[r * X + x] : p[x];
                         if (kind == LARGEST) { /* the first maximum gets the gradient */
-                            const vint first = r < K - 1 ? (vint)(t[r][x] == best[x]) & left : left;
+                            const vint first = r < K - 1 ? (vint)(t[r * X + x] == best[x]) & left : left;
                             mine = (vec)((vint)dl & first);
                             weight = (vec)((vint)weight & first);
                             left &= ~first;
@@ -637,7 +642,7 @@ INLINE void spread_rows(const Room *room, const Form *form, int kind, int K, int
             }
         }
         for (int r = 0; terms && s->rows && r < K; r++) {
-            const real factor = kind == FACTORED ? m->a[r][n] : 1;
+            const real factor = kind == FACTORED ? m->a[r][n] * s->inverse[n] : 1;
             s->rows[n * K + r] += added(sums[r]) * factor;
             s->shares[n * K + r] += added(held[r]) * factor;
         }

@@ -116,13 +116,16 @@ INLINE real largest(vec x) {
 }
 
 INLINE real added(vec x) {
+    enum { PARTS = BYTES / 16, LANES = VL / PARTS };
+    typedef real part __attribute__((vector_size(16)));
     union {
         vec v;
-        real lane[VL];
+        part p[PARTS];
     } u = {x};
-    UNROLL for (int half = VL / 2; half; half /= 2)
-        UNROLL for (int i = 0; i < half; i++) u.lane[i] += u.lane[i + half];
-    return u.lane[0];
+    UNROLL for (int half = PARTS / 2; half; half /= 2)
+        UNROLL for (int i = 0; i < half; i++) u.p[i] += u.p[i + half];
+    const part p = u.p[0];
+    return LANES == 2 ? p[0] + p[1] : (p[0] + p[LANES / 2]) + (p[1] + p[LANES - 1]);
 }
 
 /* x if `keep` is -1, 0 if it is 0. */
