@@ -33,7 +33,7 @@
 #define PANEL (ACROSS * VL)
 #define SLACK ((real)8)
 #define FAR ((real)40) /* largest difference of components for one exponential */
-#define AHEAD 8 /* rows of values that are prefetched */
+#define AHEAD 8 /* rows that are prefetched */
 #define MANY 4 /* vectors at once, of scores that take one exponential */
 #define FLOOR ((real)1e-12) /* added to squares before their logarithm */
 enum { SOFT, HARD, SUM, LAYERS, POWER };
@@ -99,6 +99,11 @@ INLINE long entries(const Call *f, long size) { return low(f) ? (size + 1) / 2 :
 /* Address of element `at` of a tensor that may be bfloat16. */
 INLINE const real *place(const Call *f, const real *from, int64_t at) { return low(f) ? (const real *)((const uint16_t *)from + at) : from + at; }
 
+/* Rows of the tensors are too far apart for the processor's prefetches. */
+INLINE void expect_row(const Call *f, const real *row, int64_t stride, long size) {
+    for (long e = 0; e < size; e += 64 / (long)sizeof(real)) __builtin_prefetch(place(f, row, AHEAD * stride + e));
+}
+
 INLINE real number(uint16_t x) {
     const uint32_t bits = (uint32_t)x << 16;
     float found;
@@ -120,6 +125,7 @@ static void fill(const Call *f, real *to, const real *from, long stride, int cou
         const int some = least(size - e, long_row), full = (int)upto(some, 16);
         for (int n = 0; n < TALL; n++) {
             real *restrict at = to + n * STRIDE;
+            if (n + AHEAD < count) expect_row(f, place(f, from, n * stride + e), stride, some);
             if (low(f)) {
                 const real *row = place(f, from, n * stride + e);
                 int x = 0;
@@ -145,6 +151,7 @@ static void pack(const Call *f, real *panels, const real *keys, long stride, int
         for (int n = 0; n < PANEL; n++) {
             const real *row = place(f, keys, (j + n) * stride);
             real *restrict to = panels + n;
+            if (j + n + AHEAD < cols) expect_row(f, row, stride, size);
             if (j + n >= cols)
                 for (long e = 0; e < count; e++) to[e * PANEL] = 0;
             else if (low(f)) {
@@ -180,6 +187,7 @@ static void zip(real *to, const uint16_t *first, const uint16_t *second, long si
 static void copy_rows(const Call *f, real *to, long full, const real *from, long stride, int count, long size) {
     for (int n = 0; n < count; n += low(f) ? 2 : 1, to += full) {
         const real *row = place(f, from, n * stride);
+        if (n + AHEAD < count) expect_row(f, row, stride, size);
         if (low(f)) zip(to, (const uint16_t *)row, n + 1 < count ? (const uint16_t *)row + stride : 0, size, full);
         else {
             memcpy(to, row, sizeof(real) * (size_t)size);
@@ -816,8 +824,8 @@ static void deltas(const Call *f, int64_t b, int64_t h, real *restrict delta, ui
         for (int64_t n = i; n < rows && n < i + TALL; n++) {
             const real *g = place(f, grads, n * gs), *o = place(f, outs, n * os);
             int some;
-            for (int64_t e = 0; e < size; e += 64 / (int64_t)sizeof(real)) /* rows are too far apart for the processor's prefetches */
-                __builtin_prefetch(place(f, g, e + AHEAD * gs)), __builtin_prefetch(place(f, o, e + AHEAD * os));
+            expect_row(f, g, gs, size);
+            expect_row(f, o, os, size);
             delta[n] = (real)dot(f, g, o, size, &some);
             wants |= some;
         }
