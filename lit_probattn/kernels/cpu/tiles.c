@@ -63,7 +63,6 @@ typedef struct {
     int64_t grad_strides[3];
     /* null if not needed; query, key and value are strided, the others are dense */
     real *grad_query, *grad_key, *grad_value, *grad_row, *grad_col, *grad_bias;
-    real *share; /* with grad_row, and like it: weights of the components of a row */
     int64_t grad_query_strides[3], grad_key_strides[4], grad_value_strides[3], grad_bias_strides[4];
     double *grad_coef, *grad_scale, *grad_first, *grad_first_bias, *grad_second; /* one of each per owner */
 } Call;
@@ -558,7 +557,7 @@ INLINE void weigh_rows(const Room *room, const Form *form, int kind, int K, int 
 /* Sums over rows in a backward pass. */
 typedef struct {
     const real *top, *inverse, *delta;
-    real *rows, *shares;             /* (count, K) of row terms, and weights of components, added to, or null */
+    real *rows;                      /* (count, K) of row terms, added to, or null */
     double *coef;                    /* (K), or null */
     real scale;                      /* of dropout */
     int cols, pairs;                 /* whether gradients of column terms and of pairs are needed */
@@ -577,8 +576,8 @@ INLINE void spread_rows(const Room *room, const Form *form, int kind, int K, int
     UNROLL_FEW for (int r = 0; r < factored; r++) memset(shares[r], 0, sizeof shares[r]);
     for (int n = 0; n < count; n++) {
         const vec top = all(s->top[n]), inverse = all(s->inverse[n]), delta = all(s->delta[n]), scale = all(s->scale);
-        vec sums[MOST], held[MOST], a[MOST];
-        UNROLL_FEW for (int r = 0; r < K; r++) sums[r] = held[r] = all(0), a[r] = kind == FACTORED ? all(m->a[r][n] * s->inverse[n]) : all(0);
+        vec sums[MOST], a[MOST];
+        UNROLL_FEW for (int r = 0; r < K; r++) sums[r] = all(0), a[r] = kind == FACTORED ? all(m->a[r][n] * s->inverse[n]) : all(0);
         for (int c = 0; c < WIDE; c += X * VL) {
             vec t[MOST * MANY], best[MANY], p[MANY];
             UNROLL_FEW for (int r = 0; r < own; r++)
@@ -620,24 +619,21 @@ INLINE void spread_rows(const Room *room, const Form *form, int kind, int K, int
                     const vec mine = t[x] * rest;
                     UNROLL_FEW for (int r = 0; r < K; r++) {
                         if (s->cols) shares[r][here / VL] += mine * a[r];
-                        const vec factor = load(m->factor[r] + j + here);
-                        sums[r] += mine * factor;
-                        held[r] += t[x] * factor;
+                        sums[r] += mine * load(m->factor[r] + j + here);
                     }
                     store(g->maps[0] + at, dl);
                 } else {
                     vint left = (vint)(all(1) == all(1));
                     vec shared = all(0);
                     UNROLL_FEW for (int r = 0; r < K; r++) {
-                        vec mine = several ? t[r * X + x] * rest : dl, weight = several ? t[r * X + x] : p[x];
+                        vec mine = several ? t[r * X + x] * rest : dl;
                         if (kind == LARGEST) { /* the first maximum gets the gradient */
                             const vint first = r < K - 1 ? (vint)(t[r * X + x] == best[x]) & left : left;
                             mine = (vec)((vint)dl & first);
-                            weight = (vec)((vint)weight & first);
                             left &= ~first;
                         }
                         if (s->cols) store(m->grad_cols[r] + here, load(m->grad_cols[r] + here) + mine);
-                        if (terms) sums[r] += mine, held[r] += weight;
+                        if (terms) sums[r] += mine;
                         if (!plain && g->coef) {
                             coefs[r] += mine * load(g->maps[g->shared ? 0 : r] + at);
                             mine *= all(g->coef[r]);
@@ -649,11 +645,7 @@ INLINE void spread_rows(const Room *room, const Form *form, int kind, int K, int
                 }
             }
         }
-        for (int r = 0; terms && s->rows && r < K; r++) {
-            const real factor = kind == FACTORED ? m->a[r][n] * s->inverse[n] : 1;
-            s->rows[n * K + r] += added(sums[r]) * factor;
-            s->shares[n * K + r] += added(held[r]) * factor;
-        }
+        for (int r = 0; terms && s->rows && r < K; r++) s->rows[n * K + r] += added(sums[r]) * (kind == FACTORED ? m->a[r][n] * s->inverse[n] : 1);
     }
     for (int r = 0; s->coef && r < K; r++) s->coef[r] += (double)(g->scale * added(coefs[r]));
     for (int r = 0; r < factored; r++)
@@ -899,7 +891,6 @@ int NAMED(tiles_backward)(const Call *f, int64_t b, int64_t from, int64_t to, in
                     const Sums sums = {
                         .top = f->top + at, .inverse = f->inverse + at, .delta = m->delta + (h - from + x) * rows + i, .scale = dropout_scale(f),
                         .rows = f->grad_row ? f->grad_row + (slots * H * N + at) * K : 0,
-                        .shares = f->grad_row ? f->share + (slots * H * N + at) * K : 0,
                         .coef = f->grad_coef ? f->grad_coef + ((slots + b) * H + h + x) * K : 0,
                         .cols = f->grad_col != 0, .pairs = f->grad_bias != 0,
                     };

@@ -137,7 +137,7 @@ class _Call(ctypes.Structure):
         *strides("out:3"),
         *pointers("grad_out"),
         *strides("grad_out:3"),
-        *pointers("grad_query grad_key grad_value grad_row grad_col grad_bias share"),
+        *pointers("grad_query grad_key grad_value grad_row grad_col grad_bias"),
         *strides("grad_query:3 grad_key:4 grad_value:3 grad_bias:4"),
         *pointers("grad_coef grad_noise_scale grad_first grad_first_bias grad_second"),
     ]
@@ -260,7 +260,7 @@ def _backward(
     wanted = [n for n in grads if getattr(call, n) is not None and n not in skipped]
     if only_shapes(out):
         if "row" in wanted:  # for its memory
-            _take_out_rest(grads["row"], torch.zeros_like(grads["row"]))
+            _take_out_rest(grads["row"])
         return made
     if not out.numel() or not call.key.shape[3]:
         for name in wanted:
@@ -271,7 +271,6 @@ def _backward(
     put(block, "grad_out", grad)
     jobs, slots = _jobs(call)
     parts: dict[str, Tensor] = {}
-    share: Tensor | None = None
     for name in wanted:
         place = grads[name]
         if (name in ("query", "row") and slots > 1) or (name == "query" and call.low):
@@ -285,9 +284,6 @@ def _backward(
         put(block, f"grad_{name}", place[0] if name == "query" and name in parts else place)
         if name == "bias":
             grads[name] = place
-        if name == "row":
-            share = torch.zeros_like(place)
-            put(block, "share", share)
     function = _function("backward", call)
     run_jobs(lambda n: function(ctypes.byref(block), *jobs[n]), range(len(jobs)), "bias" in wanted)
     for name, part in parts.items():
@@ -295,22 +291,25 @@ def _backward(
             grads[name].copy_(part.sum(0) if slots > 1 else part[0])
         else:
             grads[name].copy_(part.sum((0, 1)))
-    if share is not None:
-        _take_out_rest(grads["row"], share.sum(0) if slots > 1 else share)
+    if "row" in wanted:
+        _take_out_rest(grads["row"])
     del alive
     return made
 
 
-def _take_out_rest(grad_row: Tensor, share: Tensor) -> None:
+def _take_out_rest(grad_row: Tensor) -> None:
     """Subtract what is left of a row's sum over components, which is 0 but for rounding.
 
-    The gradients of queries would multiply it by their norms.
+    The gradients of queries would multiply it by their norms. Each component loses a part that is
+    proportional to its gradient.
 
     Args:
         grad_row: (B, H, N, K), changed in place.
-        share: weight of each component, summed over keys, (B, H, N, K).
     """
-    grad_row.addcmul_(grad_row.sum(-1, keepdim=True), share, value=-1.0)
+    sizes = grad_row.abs()
+    total = sizes.sum(-1, keepdim=True)
+    rest = grad_row.sum(-1, keepdim=True) / total.masked_fill(total == 0, 1.0)
+    grad_row.addcmul_(sizes, rest, value=-1.0)
 
 
 def attend(call: Inputs) -> Tensor:
