@@ -125,7 +125,7 @@ class ReleasedOptions(MGKOptions):
     row_eps: float = 0.0
     em_code_parity: EMCodeParity = "none"
     shift_first_zero: bool = only_with(False, shifted_keys=True)
-    magnitude_prior: bool = only_with(False, e_step="learned", prior_param="clamp")
+    magnitude_prior: bool = False
     prior_floor: float = only_with(PRIOR_FLOOR, e_step=("learned", "soft"))
 
     def __post_init__(self) -> None:

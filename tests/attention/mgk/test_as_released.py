@@ -441,5 +441,7 @@ def test_code_parity_is_refused_where_the_code_has_no_such_mode():
 def test_options_of_the_released_code_are_checked_like_the_others(kind):
     with pytest.raises(ValueError, match="key_norm_weight must be in"):
         kind(key_norm_weight=2.0)
+    with pytest.raises(ValueError, match=r"prior_floor=.* needs prior_param=clamp"):
+        kind(prior_floor=0.1, prior_param="softmax")
     with pytest.raises(ValueError, match="em_code_parity must be one of none, lra, lm"):
         kind(em_code_parity="both")
