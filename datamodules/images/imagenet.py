@@ -19,7 +19,8 @@ from datamodules.core.report import compare_size
 from datamodules.images.batches import ImageCollate, Mixing, RequestOrder
 from datamodules.images.files import ImageFiles, find_root, read_train, read_val
 from datamodules.images.samples import ImageSplit, keep_global_random_state, open_image
-from lit_probattn.base.errors import DamagedError, DataError, require_at_least, require_one_of
+from lit_probattn.base.arguments import checks_choices
+from lit_probattn.base.errors import DamagedError, DataError, require_at_least
 from lit_probattn.base.files import digest, replace_text
 
 __all__ = ["ImageNet"]
@@ -67,6 +68,7 @@ class ImageNet(ClassMap, DataModule):
     num_features = 3  # red, green and blue
     max_seq_len: int
 
+    @checks_choices
     def __init__(
         self,
         image_size: int = 224,
@@ -93,7 +95,6 @@ class ImageNet(ClassMap, DataModule):
                 raise DataError(f"{name} is a probability, received {value}")
         if min(mixup, cutmix) < 0:
             raise DataError(f"mixup and cutmix must be at least 0, received {mixup} and {cutmix}")
-        require_one_of(("recipe", "none"), augmentation=augmentation)
         self.image_size, self.verify = image_size, verify
         self.max_seq_len = image_size**2
         self.held_out_per_class = held_out_per_class

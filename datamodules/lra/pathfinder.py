@@ -15,7 +15,8 @@ from datamodules.core.order import permutation
 from datamodules.lra import pathfinder_release as release
 from datamodules.lra.arena import ArenaPixels, pixel_split, write_images
 from datamodules.lra.pathfinder_contours import GENERATOR_VERSION, GeneratorSettings
-from lit_probattn.base.errors import DataError, require_at_least, require_one_of
+from lit_probattn.base.arguments import checks_choices
+from lit_probattn.base.errors import DataError, require_at_least
 from lit_probattn.base.processes import num_useful
 from lit_probattn.base.progress import progress
 
@@ -59,6 +60,7 @@ class Pathfinder(ArenaPixels):
     num_classes = 2  # not connected, connected
     max_seq_len: int
 
+    @checks_choices
     def __init__(
         self,
         difficulty: Literal["easy", "intermediate", "hard"],
@@ -73,8 +75,6 @@ class Pathfinder(ArenaPixels):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        require_one_of(tuple(release.FOLDERS), difficulty=difficulty)
-        require_one_of((32, 128), resolution=resolution)
         require_at_least(10, num_images=num_images)
         require_at_least(1, num_processes=num_processes)
         require_at_least(0, generator_seed=generator_seed)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from datamodules.core.base import DataModule
 from datamodules.core.sequences import SequenceSplit
-from lit_probattn.base.errors import require_at_least, require_one_of
+from lit_probattn.base.arguments import checks_choices
+from lit_probattn.base.errors import require_at_least
 
 __all__ = ["Normalization", "Normalizer", "SeriesData", "SeriesSplit", "fill_missing"]
 
@@ -103,6 +104,7 @@ class SeriesData(DataModule):
         **kwargs: Arguments of the parent class.
     """
 
+    @checks_choices
     def __init__(
         self,
         *,
@@ -112,7 +114,6 @@ class SeriesData(DataModule):
     ) -> None:
         super().__init__(**kwargs)
         require_at_least(1, max_length=max_length)
-        require_one_of(get_args(Normalization), normalization=normalization)
         self.normalization: Normalization = normalization
         self._max_length = max_length
 

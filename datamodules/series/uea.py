@@ -17,8 +17,8 @@ from datamodules.core.sequences import Ragged, write_sequences
 from datamodules.series.archive import ARCHIVES, ArchiveSource, find_archive
 from datamodules.series.samples import Normalizer, SeriesData, SeriesSplit
 from datamodules.series.ts_file import TsFile, read_ts
-from lit_probattn.base.arguments import with_defaults
-from lit_probattn.base.errors import DataError, require_one_of
+from lit_probattn.base.arguments import checks_choices, with_defaults
+from lit_probattn.base.errors import DataError
 
 __all__ = ["UEA"]
 
@@ -55,6 +55,7 @@ class UEA(HeldOut, SeriesData, CachedDataModule):
 
     task = "uea"
 
+    @checks_choices
     def __init__(
         self,
         name: str,
@@ -63,8 +64,6 @@ class UEA(HeldOut, SeriesData, CachedDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        require_one_of(("released", "bundled"), source=source)
-        require_one_of(("val", "test"), select_on=select_on)
         self.archive, self.source, self.select_on = name, source, select_on
         cached = (self.cache_dir / self.cache_spec.name).is_dir()
         if name not in ARCHIVES and not cached:

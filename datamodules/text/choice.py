@@ -16,7 +16,8 @@ from datamodules.text import learn
 from datamodules.text.source import TextSource
 from datamodules.text.token_files import read_encoder, read_subwords, read_words
 from datamodules.text.tokens import Tokens
-from lit_probattn.base.errors import DataError, require_at_least, require_one_of
+from lit_probattn.base.arguments import check_choice
+from lit_probattn.base.errors import DataError, require_at_least
 from lit_probattn.base.progress import progress
 
 __all__ = ["Kind", "TokenChoice", "Unit", "of_running_text"]
@@ -51,7 +52,7 @@ class TokenChoice:
     file: str | None = None
 
     def __post_init__(self) -> None:
-        require_one_of((*get_args(Unit), *get_args(Kind)), tokens=self.unit)
+        check_choice("tokens", self.unit, Unit | Kind)
         require_at_least(3, vocab_limit=self.limit)
         require_at_least(1, min_count=self.min_count)
         if self.unit in get_args(Kind) and self.file is not None:

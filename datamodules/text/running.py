@@ -6,7 +6,7 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +16,8 @@ from datamodules.core.own import SHOWN_SAMPLES, AtPath, beginning, split_of
 from datamodules.text.choice import TokenChoice, Unit
 from datamodules.text.source import Block, ParquetText, PlainText, TextSource
 from datamodules.text.stream import TextStream
-from lit_probattn.base.errors import DataError, MissingDataError, require_one_of
+from lit_probattn.base.arguments import checks_choices
+from lit_probattn.base.errors import DataError, MissingDataError
 from lit_probattn.base.files import digest, fingerprint
 
 __all__ = ["DividedText", "OwnText"]
@@ -126,6 +127,7 @@ class OwnText(AtPath, Divided, TextStream):
     task = "own_text"
     units: TokenChoice
 
+    @checks_choices
     def __init__(
         self,
         *,
@@ -134,7 +136,6 @@ class OwnText(AtPath, Divided, TextStream):
         min_count: int = 2,
         **kwargs: Any,
     ) -> None:
-        require_one_of(get_args(Unit), tokens=tokens)
         super().__init__(units=TokenChoice(tokens, vocab_limit, min_count), **kwargs)
         self.path, self.title = expand(self.given_path), self.given_path
         self._found: dict[str, TextSource] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,8 @@ from datamodules.core.sequences import TokenSplit, ragged_writer
 from datamodules.core.tables import TABLES, Table, labels_of, read_table
 from datamodules.text.choice import TokenChoice, Unit
 from datamodules.text.tokens import Tokens
-from lit_probattn.base.errors import DataError, require_at_least, require_one_of
+from lit_probattn.base.arguments import checks_choices
+from lit_probattn.base.errors import DataError, require_at_least
 from lit_probattn.base.progress import progress
 
 __all__ = ["Encoded", "LabelledTexts", "TextTable", "Texts"]
@@ -210,6 +211,7 @@ class LabelledTexts(TextTable):
     task = "own_texts"
     max_seq_len: int
 
+    @checks_choices
     def __init__(
         self,
         *,
@@ -223,7 +225,6 @@ class LabelledTexts(TextTable):
     ) -> None:
         super().__init__(**kwargs)
         require_at_least(1, max_length=max_length)
-        require_one_of(get_args(Unit), tokens=tokens)
         self.columns = {"text_column": text_column, "label_column": label_column}
         self.choice = TokenChoice(tokens, vocab_limit, min_count)
         self.max_seq_len = max_length

@@ -18,8 +18,8 @@ from datamodules.core.order import permutation
 from datamodules.core.own import AtPath
 from datamodules.trajectories.environments import (
     MAX_STEPS,
-    QUALITIES,
     Environment,
+    Quality,
     environment_named,
 )
 from datamodules.trajectories.episodes import Episodes
@@ -32,8 +32,8 @@ from datamodules.trajectories.files import (
 )
 from datamodules.trajectories.minari_sets import MINARI, read_minari
 from datamodules.trajectories.segments import SegmentCollate, Segments
-from lit_probattn.base.arguments import with_defaults
-from lit_probattn.base.errors import DataError, MissingDataError, require_at_least, require_one_of
+from lit_probattn.base.arguments import checks_choices, with_defaults
+from lit_probattn.base.errors import DataError, MissingDataError, require_at_least
 
 __all__ = ["Evaluation", "Trajectories", "TrajectoryModule"]
 
@@ -267,8 +267,9 @@ class Trajectories(AtPath, TrajectoryModule, CachedDataModule):
 
     task = "trajectories"
 
+    @checks_choices
     def __init__(
-        self, *, env: str | None = None, quality: str | None = None, **kwargs: Any
+        self, *, env: str | None = None, quality: Quality | None = None, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
         path = self.given_path
@@ -279,8 +280,6 @@ class Trajectories(AtPath, TrajectoryModule, CachedDataModule):
                 "no file is specified: set env and quality, such as `--env Hopper --quality "
                 "medium`, or path"
             )
-        if quality is not None:
-            require_one_of(QUALITIES, quality=quality)
         self.path, self.quality = path, quality
         name = path if self._is_minari else Path(path).name
         self._environment = environment_named(env) if env else environment_of(name)

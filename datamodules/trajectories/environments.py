@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from lit_probattn.base.errors import DataError, nearest
 
-__all__ = ["ENVIRONMENTS", "MAX_STEPS", "QUALITIES", "Environment", "Quality", "environment_named"]
+__all__ = ["ENVIRONMENTS", "MAX_STEPS", "Environment", "Quality", "environment_named"]
 
 Quality = Literal["random", "medium", "medium-replay", "medium-expert", "expert"]
-QUALITIES: tuple[Quality, ...] = get_args(Quality)
 # Maximum number of steps of an episode.
 MAX_STEPS = 1000
 

@@ -19,7 +19,7 @@ from lit_probattn.attention.engines.loop import num_iterations
 from lit_probattn.attention.layer import Attention, LayerOptions
 from lit_probattn.attention.numerics import compute_dtype, repeat_heads
 from lit_probattn.attention.variant import Normaliser, Scores, Variant
-from lit_probattn.base.arguments import by_name
+from lit_probattn.base.arguments import Options, by_name
 from lit_probattn.base.graphs import is_transformed, written
 
 # Range of α: 1 is the softmax, which the formula reaches only in the limit.
@@ -190,7 +190,7 @@ class AST(Variant):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ASTOptions:
+class ASTOptions(Options):
     """Options of adaptively sparse attention.
 
     Args:

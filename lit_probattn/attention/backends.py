@@ -155,7 +155,7 @@ def choose(variant: Variant, requested: str, call: HeadCall, kind: str = "") -> 
     """
     name, engines = variant.name, engines_of(variant)
     if requested not in BACKENDS:
-        raise ValueError(f"unknown backend {requested!r}; expected one of {', '.join(BACKENDS)}")
+        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, received {requested!r}")
     if requested == "auto":
         chosen = _automatic(variant, call, AUTO[kind or variant.kind])
     elif requested not in engines:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
-from lit_probattn.attention.backends import BACKENDS, Backend, attend, choose, engines_of
+from lit_probattn.attention.backends import Backend, attend, choose, engines_of
 from lit_probattn.attention.cache import Cache, KVCache
 from lit_probattn.attention.call import HeadCall, HeadLayout, check_heads, outline
 from lit_probattn.attention.engines.documents import attend_to_documents, weights_of_documents
 from lit_probattn.attention.numerics import autocast_off
 from lit_probattn.attention.rotary import Rotary
 from lit_probattn.attention.variant import Engine, Variant
+from lit_probattn.base.arguments import check_choice
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,7 @@ class Core(nn.Module):
                 f"{type(self).__name__} has the options of {self.options_class.__name__}, received "
                 f"{options!r}"
             )
-        if backend not in BACKENDS:
-            raise ValueError(f"unknown backend {backend!r}; expected one of {', '.join(BACKENDS)}")
+        check_choice("backend", backend, Backend)
         lacking = [] if hasattr(type(self), "makes") else ["makes"]
         lacking += [] if type(self).variant is not Core.variant else ["variant"]
         if lacking:

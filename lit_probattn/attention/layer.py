@@ -27,7 +27,7 @@ from lit_probattn.attention.packing import (
 )
 from lit_probattn.attention.rotary import Rotary
 from lit_probattn.attention.variant import first_lack
-from lit_probattn.base.arguments import by_name
+from lit_probattn.base.arguments import Options, by_name
 from lit_probattn.base.graphs import reject_nested
 from lit_probattn.base.torch_internals import RenamingModule
 from lit_probattn.randomness import RandomKey
@@ -41,7 +41,7 @@ def _what_is_missing(cls: type) -> str:
 
 
 @dataclass(frozen=True)
-class LayerOptions:
+class LayerOptions(Options):
     """Arguments of every attention layer.
 
     Args:

@@ -203,9 +203,3 @@ def split_precision(tensor: Tensor, dtype: torch.dtype) -> list[Tensor]:
         parts.append(tensor.clamp(-largest, largest).to(dtype))
         tensor = tensor - parts[-1].to(tensor.dtype)
     return parts
-
-
-def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Raise a ValueError that lists the choices if `value` is not one of them."""
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, received {value!r}")

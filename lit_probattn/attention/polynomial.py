@@ -19,7 +19,7 @@ from lit_probattn.attention.layer import Attention, LayerOptions
 from lit_probattn.attention.masks import Block
 from lit_probattn.attention.numerics import repeat_heads
 from lit_probattn.attention.variant import MapFunction, Power, Scores, Variant
-from lit_probattn.base.arguments import by_name
+from lit_probattn.base.arguments import Options, by_name
 
 # Added to the square of every dot product: rows whose products are all zero get equal weights.
 FLOOR = 1e-12
@@ -84,7 +84,7 @@ class Polynomial(Variant):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolynomialOptions:
+class PolynomialOptions(Options):
     """Options of the polynomial kernel.
 
     Args:

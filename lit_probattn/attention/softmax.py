@@ -24,7 +24,7 @@ from lit_probattn.attention.numerics import (
     squared_distance,
 )
 from lit_probattn.attention.variant import Scores, Variant
-from lit_probattn.base.arguments import by_name
+from lit_probattn.base.arguments import Options, by_name
 
 Score = Literal["dot", "gaussian"]
 
@@ -66,21 +66,14 @@ class Softmax(Variant):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SoftmaxOptions:
+class SoftmaxOptions(Options):
     """Options of softmax attention.
 
     Args:
         score: scaled dot product, or one Gaussian per key with variance √E.
-
-    Raises:
-        ValueError: unknown score.
     """
 
     score: Score = "dot"
-
-    def __post_init__(self) -> None:
-        if self.score not in ("dot", "gaussian"):
-            raise ValueError(f"score must be dot or gaussian, received {self.score!r}")
 
 
 @dataclass(frozen=True, kw_only=True)

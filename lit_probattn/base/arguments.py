@@ -22,6 +22,9 @@ and type checkers use the names and types of the fields. A field may declare the
 without which it has no effect; setting it nevertheless is one warning:
 
         em_weighting: Weighting = only_with("uniform", e_step="soft")
+
+The values of an argument with a `Literal` type are declared by this type alone: records that derive
+from `Options`, and constructors decorated with `takes` or `checks_choices`, refuse all others.
 """
 
 from __future__ import annotations
@@ -32,14 +35,29 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from inspect import Parameter, Signature
 from itertools import takewhile
-from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar, cast, get_type_hints
+from types import NoneType, UnionType
+from typing import (
+    Any,
+    Concatenate,
+    Literal,
+    NoReturn,
+    ParamSpec,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from lit_probattn.base.config_files import nearest
+from lit_probattn.base.errors import ConfigError
 
 Constructor = Callable[..., None]
+_Constructor = TypeVar("_Constructor", bound=Callable[..., None])
 _Fields = ParamSpec("_Fields")
 _Record = TypeVar("_Record")
 _Self = TypeVar("_Self")
@@ -76,6 +94,7 @@ def takes(
             except TypeError as error:
                 raise TypeError(f"{init.__qualname__}() {error}") from None
             bound.apply_defaults()
+            _check_choices(construct.__annotations__, bound.arguments)
             init(**bound.arguments)
 
         return _shown(construct, init, signature, parts)
@@ -119,6 +138,66 @@ def by_name(
         return made
 
     return decorate
+
+
+def checks_choices(init: _Constructor) -> _Constructor:
+    """Decorate a constructor so that an argument must be a value of its `Literal` type, if any.
+
+    Raises:
+        ConfigError: at the call, an argument is another value; the message lists the choices.
+    """
+    names = list(inspect.signature(init).parameters)
+
+    @functools.wraps(init)
+    def construct(*args: Any, **given: Any) -> None:
+        _check_choices(_hints_of(init), dict(zip(names, args, strict=False)) | given)
+        init(*args, **given)
+
+    return cast(_Constructor, construct)
+
+
+def check_choice(name: str, value: object, kind: Any) -> None:
+    """Check that an argument is a value of a `Literal` type.
+
+    Args:
+        name: the argument.
+        value: its value.
+        kind: a `Literal` type, or a union of such types and None; other types have no choices.
+
+    Raises:
+        ConfigError: it is another value.
+    """
+    parts = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    literals = [part for part in parts if get_origin(part) is Literal]
+    if not literals or {*parts} - {*literals, NoneType}:
+        return
+    valid = [choice for part in literals for choice in get_args(part)]
+    if value not in valid and not (value is None and NoneType in parts):
+        told = f"must be one of {', '.join(map(str, valid))}, received {value!r}"
+        raise ConfigError(f"{name} {told}")
+
+
+@functools.cache
+def _hints_of(declared: Any) -> dict[str, Any]:
+    return get_type_hints(declared)
+
+
+def _check_choices(hints: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    for name, value in given.items():
+        check_choice(name, value, hints.get(name))
+
+
+@dataclass(frozen=True)
+class Options:
+    """Base class of records of options: a field with a `Literal` type accepts only its values.
+
+    Raises:
+        ConfigError: a field has another value.
+    """
+
+    def __post_init__(self) -> None:
+        kind: Any = type(self)
+        _check_choices(_hints_of(kind), vars(self))
 
 
 def only_with(default: _Default, **needed: Any) -> _Default:

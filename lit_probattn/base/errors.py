@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, ParamSpec
 
 if TYPE_CHECKING:
@@ -86,15 +86,6 @@ def require_at_least(least: int, **values: int | None) -> None:
     for name, value in values.items():
         if value is not None and value < least:
             raise DataError(f"{name} must be at least {least}, received {value}")
-
-
-def require_one_of(valid: Collection[object], **values: object) -> None:
-    """Raise a DataError that names the first invalid value."""
-    for name, value in values.items():
-        if value not in valid:
-            raise DataError(
-                f"{name} must be one of {', '.join(map(str, valid))}, received {value!r}"
-            )
 
 
 def nearest(word: str, candidates: Iterable[str], most: int = 1, *, lists: bool = True) -> str:

@@ -41,6 +41,11 @@ def _form(features: FeatureMap, projection: Tensor | None, size: int) -> LinearF
     """Return the checked form of a feature map."""
     favor = features.name == "favor"
     check_feature_map(features, size)
+    if features.dpfp_nu != 1 and features.name != "dpfp":
+        raise ValueError(
+            f"dpfp_nu={features.dpfp_nu} is for feature_map=dpfp, received "
+            f"feature_map={features.name}"
+        )
     if favor != (projection is not None):
         raise ValueError(
             "feature_map=favor, and no other, needs projection=random_features(head_dim), "

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from lit_probattn.base.arguments import checks_choices
 from lit_probattn.base.torch_internals import FollowingModule
 
 Positions = Literal["reversed", "forward", "rotary"]
@@ -68,6 +69,7 @@ class TokenEmbedding(nn.Module):
         ValueError: unknown positions, or sinusoidal positions with an odd width.
     """
 
+    @checks_choices
     def __init__(
         self,
         *,
@@ -80,8 +82,6 @@ class TokenEmbedding(nn.Module):
         class_token: bool = False,
     ) -> None:
         super().__init__()
-        if positions not in ("learned", "sinusoidal"):
-            raise ValueError(f"positions must be learned or sinusoidal, received {positions!r}")
         self.vocab_size, self.max_seq_len = vocab_size, max_seq_len
         self.tokens = nn.Embedding(vocab_size, embed_dim)
         length = max_seq_len + class_token
@@ -141,6 +141,7 @@ class Sinusoid(FollowingModule):
 
     table: Tensor
 
+    @checks_choices
     def __init__(
         self, *, max_seq_len: int, embed_dim: int, kind: Literal["reversed", "forward"]
     ) -> None:

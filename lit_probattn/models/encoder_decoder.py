@@ -129,7 +129,7 @@ class EncoderDecoder(nn.Module):
         attention: AttentionFactory = stack.pop("attention")
         embed_dim: int = stack["embed_dim"]
         max_seq_len: int = stack.pop("max_seq_len")
-        _check(source_vocab_size, vocab_size, share, positions)
+        _check(source_vocab_size, vocab_size, share)
         self.vocab_size, self.source_vocab_size = vocab_size, source_vocab_size
         self.max_seq_len, self.embed_dim = max_seq_len, embed_dim
         given = {"bias": attention_bias, "dropout": attention_dropout}
@@ -273,11 +273,7 @@ class EncoderDecoder(nn.Module):
         return self.dropout(x + where.to(x.dtype))
 
 
-def _check(source_vocab_size: int, vocab_size: int, share: str, positions: str) -> None:
-    if share not in ("decoder", "all", "none"):
-        raise ValueError(f"share must be decoder, all or none, received {share!r}")
-    if positions not in ("sinusoidal", "learned"):
-        raise ValueError(f"positions must be sinusoidal or learned, received {positions!r}")
+def _check(source_vocab_size: int, vocab_size: int, share: Share) -> None:
     for name, size in (("source_vocab_size", source_vocab_size), ("vocab_size", vocab_size)):
         if size <= UNK + 1:
             raise ValueError(f"{name} must exceed the {UNK + 1} special tokens, received {size}")

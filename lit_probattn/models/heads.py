@@ -7,6 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from lit_probattn.base.arguments import checks_choices
+
 Pooling = Literal["mean", "mean_valid", "cls"]
 
 
@@ -49,6 +51,7 @@ class PooledClassifier(nn.Module):
 
     feature_parts = 1  # width of the feature in multiples of embed_dim
 
+    @checks_choices
     def __init__(
         self,
         *,
@@ -59,8 +62,6 @@ class PooledClassifier(nn.Module):
         pooling: Pooling = "mean",
     ) -> None:
         super().__init__()
-        if pooling not in ("mean", "mean_valid", "cls"):
-            raise ValueError(f"pooling must be mean, mean_valid or cls, received {pooling!r}")
         self.pooling: Pooling = pooling
         self.max_seq_len = max_seq_len
         self.fc1 = nn.Linear(self.feature_parts * embed_dim, hidden_dim)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -112,10 +112,6 @@ class TextEncoder(nn.Module):
             raise ValueError(f"vocab_size must be at least 1, received {vocab_size}")
         if num_token_types < 0:
             raise ValueError(f"num_token_types must be at least 0, received {num_token_types}")
-        if position_init not in get_args(PositionInit):
-            raise ValueError(
-                f"position_init must be normal or sinusoidal, received {position_init!r}"
-            )
         if position_init == "sinusoidal" and embed_dim % 2:
             raise ValueError(
                 f"position_init sinusoidal requires an even embed_dim, received {embed_dim}"

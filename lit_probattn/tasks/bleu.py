@@ -16,6 +16,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from lit_probattn.base.arguments import check_choice
+
 BLEUForm = Literal["detokenised", "tokenised", "compound_split"]
 FORMS: tuple[BLEUForm, ...] = get_args(BLEUForm)
 
@@ -71,8 +73,7 @@ def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str], form: BLEU
         Raises:
             ValueError: the numbers of lines differ or are zero, or sacrebleu is not installed.
     """
-    if form not in FORMS:
-        raise ValueError(f"bleu must be one of {', '.join(FORMS)}, received {form!r}")
+    check_choice("bleu", form, BLEUForm)
     if len(hypotheses) != len(references) or not references:
         raise ValueError(
             f"BLEU requires equal numbers of translations and references, at least one: received "

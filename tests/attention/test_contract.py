@@ -7,6 +7,7 @@ variant of one's own promises too is checked by `lit_probattn.attention.own.cont
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from lit_probattn.randomness import RandomKey
 from tests.attention.own.test_related import CLASSES as RELATED
 from tests.attention.own.test_related import OF_VALUES
 from tests.attention.variants import EMBED, HEAD, examples, in_turn, layers, shipped_variants
+from tests.support.helpers import choices_of, refuses_others
 from tests.support.slow import mostly_slow
 
 B, N, C, E, H = 2, 13, EMBED, HEAD, 3
@@ -125,6 +127,13 @@ def test_older_keywords_and_sizes_that_do_not_divide(name):
     assert cls(head_dim=5, num_heads=2, embed_dim=8).head_dim == 5  # as older code calls it
     with pytest.raises(ValueError, match="num_heads must divide embed_dim"):
         cls(8, 3)
+
+
+@pytest.mark.parametrize("cls", variants().values())
+def test_a_choice_is_one_of_its_type(cls):
+    choices = choices_of(cls)
+    assert "backend" in choices
+    refuses_others(partial(cls, C, H, head_dim=E), choices)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from lit_probattn.attention.backends import (
     engines_of,
     reason_against,
 )
+from lit_probattn.attention.draws import normal_noise
 from lit_probattn.attention.engines.sdpa import _kernel_size, fused_attention
 from lit_probattn.attention.engines.table import NORMAL_FORM
 from lit_probattn.attention.fish.layer import FiSHCore, FiSHOptions
@@ -27,6 +28,8 @@ from lit_probattn.attention.masks import make_masks, span
 from lit_probattn.attention.mgk.core import MGKCore
 from lit_probattn.attention.mgk.options import MGKOptions
 from lit_probattn.attention.softmax import Softmax, SoftmaxCore
+from lit_probattn.attention.variant import wide_heads
+from lit_probattn.randomness import RandomKey
 from tests.support.paths import ROOT
 
 B, H, N, L, E, E_V, K = 2, 6, 7, 13, 5, 3, 2
@@ -185,6 +188,20 @@ def test_masks_of_fewer_dimensions_are_aligned_on_the_right(name):
         pairs = torch.zeros(given, dtype=torch.bool if name == "attn_mask" else torch.float32)
         with pytest.raises(ValueError, match=f"{name} has shape"):
             make_masks(B, H, N, L, **{name: pairs})
+
+
+@pytest.mark.parametrize(("heads", "alike"), [(1, H), (H, 1)])
+def test_heads_of_one_map_and_one_bias_share_a_softmax(heads, alike):
+    core = FiSHCore(layout(query=2, key=2), options=FiSHOptions(mixer="shared", noise="none"))
+    query, key, value = double(B, 2, N, E), double(B, 2, L, E), double(B, H, L, E_V)
+    one = HeadCall(query, key, value, make_masks(B, H, N, L, bias=double(B, heads, N, L)))
+    assert wide_heads(core.variant(one).lower(one), one) == alike
+
+
+def test_noise_of_shapes_alone_has_no_numbers():
+    made = normal_noise(RandomKey(5), 2, 3, range(4), range(7, 12), torch.device("meta"))
+    assert made.is_meta
+    assert made.shape == (2, 3, 4, 5)
 
 
 @pytest.mark.parametrize("end", ["start", "stop"])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from datamodules.__main__ import main as data_main
 from lit_probattn.__main__ import main
-from lit_probattn.base.errors import DataError
+from lit_probattn.base.errors import ConfigError, DataError
 from tests.support.paths import ROOT
 from tests.support.runs import arguments
 
@@ -90,12 +90,12 @@ def data_command(*words: str) -> Callable[[Path], str]:
 
 
 def data_error(read: Callable[[Path], object]) -> Callable[[Path], str]:
-    """Reading data in code, which raises a DataError of one line."""
+    """Reading data in code, which raises an error of one line."""
 
     def tell(folder: Path) -> str:
         try:
             read(folder)
-        except DataError as error:
+        except (ConfigError, DataError) as error:
             text = str(error)
             assert "\n" not in text, text
             return text

@@ -29,6 +29,7 @@ from tests.datamodules.lra.test_text import write_folder as write_reviews
 from tests.datamodules.series.test_own import cases, write_long
 from tests.datamodules.series.test_uea import write as write_archive
 from tests.datamodules.text import made as texts
+from tests.support.helpers import choices_of, refuses_others
 
 CLASSES = {
     name: getattr(importlib.import_module(module), cls)
@@ -421,6 +422,25 @@ OPEN = {
 def test_every_data_module_is_in_the_table_or_named_as_open():
     assert TABLE.keys() | OPEN == CLASSES.keys()
     assert not TABLE.keys() & OPEN
+
+
+# What the others need before an option is looked at.
+NEEDED = {
+    "own_images": {"path": HERE},
+    "pathfinder": {"difficulty": "easy"},
+    "trajectories": {"env": "Hopper", "quality": "medium"},
+}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_choice_is_one_of_its_type(name, tmp_path):
+    given = NEEDED.get(name, {})
+    if name in TABLE:
+        TABLE[name].write(tmp_path)
+        given = TABLE[name].given
+    choices = choices_of(CLASSES[name]) & options_of(CLASSES[name]).keys()
+    assert "predict_split" in choices
+    refuses_others(partial(CLASSES[name], **placed(tmp_path, given)), choices)
 
 
 @pytest.mark.parametrize("name", TABLE)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from datamodules import UEA, ImageNet, ListOps, MaskedText, Pathfinder, Retrieval, Synthetic
+from datamodules import UEA, ImageNet, ListOps, MaskedText, Retrieval, Synthetic
 from lit_probattn.base.errors import DataError
 from tests.bad_inputs import all_cases, message_of
 from tests.bad_inputs.cases import table_cell
@@ -40,17 +40,14 @@ SETTINGS: list[tuple[type, dict[str, Any], str]] = [
     (ListOps, {"generator_seed": -1}, "generator_seed must be at least 0"),
     (ListOps, {"parity_eval": 0}, "parity_eval must be at least 1, received 0"),
     (Retrieval, {"max_length_tokens": 10001}, r"at most 10000, .* received 10001"),
-    (Pathfinder, {"difficulty": "medium"}, "one of easy, intermediate, hard, received 'medium'"),
     (MaskedText, {"segment_len": 2}, "segment_len must be at least 3"),
     (UEA, {"name": "../Mine"}, "name must not contain folders"),
     (UEA, {"name": "Libras", "val_fraction": 1.0}, "val_fraction must be between 0 and 1"),
-    (UEA, {"name": "Libras", "select_on": "train"}, "select_on must be one of val, test"),
     (UEA, {"name": "Libras", "max_length": 0}, "max_length must be at least 1"),
     (UEA, {"name": "PEMS"}, "unknown archive 'PEMS'.*did you mean 'PEMS-SF'"),
     (UEA, {"name": "heartbeat"}, "unknown archive 'heartbeat'.*did you mean 'Heartbeat'"),
     (ImageNet, {"erase": 1.5}, "erase is a probability"),
     (ImageNet, {"mixup": -1.0}, "mixup and cutmix must be at least 0"),
-    (ImageNet, {"augmentation": "some"}, "augmentation must be one of recipe, none"),
     (ImageNet, {"image_size": 4}, "image_size must be at least 8"),
 ]
 

@@ -233,6 +233,10 @@ P = torch.ones(H, G)
         (lambda: LF.fish_attention(*heads_of(2, 2, 5), P), "2 global heads to 6, expected 5"),
         (lambda: LF.fish_attention(*heads_of(3, 3, 6), P), r"shape \(6, 2\), expected \(heads, 3"),
         (lambda: LF.linear_attention(*heads_of(6, 6, 6), feature_map="favor"), "random_features"),
+        (
+            lambda: LF.linear_attention(*heads_of(6, 6, 6), dpfp_nu=2),
+            "dpfp_nu=2 is for feature_map",
+        ),
         (lambda: LF.mlk_attention(*heads_of(6, 6, 6)), "expected .B, heads, components"),
         (lambda: LF.linear_fish_attention(*heads_of(6, 2, 6), P), "value has 6 heads, expected 2"),
         (

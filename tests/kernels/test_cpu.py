@@ -1,5 +1,6 @@
 """The C library of the CPU: built once and safely, with the bits of torch, never required."""
 
+import math
 from itertools import product
 from types import SimpleNamespace
 
@@ -55,6 +56,20 @@ def test_the_peak_of_exponentials_is_of_exponentials_and_writes_nothing_else():
     expected = torch.linspace(-3.0, 3.0, count).double().exp()
     torch.testing.assert_close(buffer[count : 2 * count].double(), expected, rtol=1e-6, atol=0)
     assert (buffer[2 * count :] == 7.0).all()
+
+
+@needs_library
+def test_the_peak_of_products_is_of_products_of_operands_that_are_apart():
+    """x (rows, 128), y (128, columns), and their product, which each round adds to the result."""
+    buffer, depth = torch.ones(1 << 15), 128
+    pairs = library.load().peak_products(buffer.data_ptr(), 3) // (3 * 2 * depth)
+    (changed,) = torch.where(buffer != 1.0)
+    assert len(changed) == pairs
+    assert (buffer[changed] == 1.0 + 3 * depth).all()
+    assert changed[-1] - changed[0] == pairs - 1
+    sizes, rest = divmod(int(changed[0]), depth)  # rows + columns, of which `pairs` is the product
+    assert rest == 0
+    assert math.isqrt(sizes**2 - 4 * pairs) ** 2 == sizes**2 - 4 * pairs
 
 
 @needs_library

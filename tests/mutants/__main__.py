@@ -42,7 +42,7 @@ EQUIVALENT = Path(__file__).with_name("equivalent.txt")
 FLAGS = ["-x", "-q", "-o", "addopts=", "-m", "not slow and not gpu"]
 # The second collects the garbage of all imports: more than half of a fork's fixed time.
 FLAGS += ["-p", "no:cacheprovider", "-p", "no:unraisableexception"]
-MOST = 60  # tests of a fault, of those that run its line
+MOST = 400  # tests of a fault, of those that run its line
 LIMIT = 300.0  # seconds of a fault, which may be an endless loop
 SEEN, SURVIVED, UNREACHED = "seen", "survived", "no test runs the line"
 TOO_LONG = "ran too long"  # an endless loop, or a machine with too much other work

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, get_origin, get_type_hints
 
 import pytest
 import torch
 from torch import Tensor, nn
+
+from lit_probattn.base.errors import ConfigError
 
 # Imported by conftest before kernels are: attention brings Triton along, through PyTorch.
 if TYPE_CHECKING:
@@ -275,3 +277,19 @@ def cache_bytes_per_token(layer: Attention, dtype: torch.dtype = torch.float32) 
     layer.train(was_training)
     per_token = (held[1] - held[0]) // 3
     return per_token, held[0] - 2 * per_token
+
+
+def choices_of(cls: type) -> set[str]:
+    """Return the arguments with a `Literal` type, those of base classes included."""
+    hints: dict[str, Any] = {}
+    for base in cls.__mro__:
+        if "__init__" in vars(base):
+            hints = get_type_hints(vars(base)["__init__"]) | hints
+    return {name for name, hint in hints.items() if get_origin(hint) is Literal}
+
+
+def refuses_others(make: Callable[..., Any], names: Iterable[str]) -> None:
+    """Assert that each of these arguments is refused by name if it is none of its choices."""
+    for name in names:
+        with pytest.raises(ConfigError, match=f"^{name} must be one of .*, received 'neither'$"):
+            make(**{name: "neither"})

@@ -160,8 +160,6 @@ def test_m_step_statistics_are_those_of_both_texts() -> None:
 def test_other_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match=r"expected pairs \(B, 2, N\), received inputs \(5, 17\)"):
         pair_model()(batch()["inputs"][:, 0])
-    with pytest.raises(ValueError, match="pooling must be mean, mean_valid or cls"):
-        pair_model(pooling="max")
 
 
 def test_gradients_reach_every_parameter() -> None:

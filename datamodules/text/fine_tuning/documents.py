@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from datamodules.core.tables import read_utf8
 from lit_probattn.base.errors import MissingDataError
 
-__all__ = ["DIVISIONS", "Division", "files_of", "is_heading", "read_documents", "sentences_of"]
+__all__ = ["Division", "files_of", "is_heading", "read_documents", "sentences_of"]
 
 Division = Literal["line", "blank_line", "heading", "file"]
-DIVISIONS: tuple[Division, ...] = get_args(Division)
 _SUFFIXES = (".txt", ".text", ".tokens", ".md")
 _HEADING = re.compile(r"\s*=.*=\s*$")
 _END = re.compile(r"(?<=[.!?])(?:[\"”’')\]])?\s+(?=[\"“‘(]?\s?[A-Z0-9])")

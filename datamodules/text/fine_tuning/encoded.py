@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,8 @@ from datamodules.core.order import TrainingOrder, permutation
 from datamodules.text.choice import Kind, TokenChoice
 from datamodules.text.fine_tuning.batches import TypedCollate
 from datamodules.text.tokens import Tokens
-from lit_probattn.base.errors import DataError, require_at_least, require_one_of
+from lit_probattn.base.arguments import checks_choices
+from lit_probattn.base.errors import DataError, require_at_least
 
 __all__ = ["BucketOrder", "EncodedTexts"]
 
@@ -66,6 +67,7 @@ class EncodedTexts(CachedDataModule):
         **kwargs: Arguments of the parent class.
     """
 
+    @checks_choices
     def __init__(
         self,
         tokenizer: str | None = None,
@@ -79,7 +81,6 @@ class EncodedTexts(CachedDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        require_one_of(get_args(Kind), tokens=tokens)
         require_at_least(3, max_length=max_length)
         require_at_least(1, bucket=bucket)
         if max_positions is not None and max_positions < max_length:

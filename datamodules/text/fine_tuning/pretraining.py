@@ -16,7 +16,6 @@ from datamodules.core.own import AtPath, length_line
 from datamodules.core.packing import PackedTraining
 from datamodules.core.sequences import ragged_writer
 from datamodules.text.fine_tuning.documents import (
-    DIVISIONS,
     Division,
     files_of,
     read_documents,
@@ -24,8 +23,8 @@ from datamodules.text.fine_tuning.documents import (
 from datamodules.text.fine_tuning.encoded import EncodedTexts
 from datamodules.text.fine_tuning.sequences import DocumentSplit, MaskedCollate
 from datamodules.text.tokens import Tokens
-from lit_probattn.base.arguments import with_defaults
-from lit_probattn.base.errors import DataError, require_one_of
+from lit_probattn.base.arguments import checks_choices, with_defaults
+from lit_probattn.base.errors import DataError
 from lit_probattn.base.progress import progress
 
 __all__ = ["PretrainingText"]
@@ -58,11 +57,11 @@ class PretrainingText(AtPath, Divided, PackedTraining, EncodedTexts):
 
     task = "pretraining_text"
 
+    @checks_choices
     def __init__(
         self, *, documents: Division = "blank_line", next_sentence: bool = True, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        require_one_of(DIVISIONS, documents=documents)
         if self.pack and next_sentence:
             raise DataError(
                 "pack: true requires next_sentence: false, received true: sentence pairs are "

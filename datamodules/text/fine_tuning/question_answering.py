@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,8 +21,8 @@ from datamodules.text.fine_tuning.squad import SquadFile, Version, WrongOffsets,
 from datamodules.text.fine_tuning.windows import Windows, token_span
 from datamodules.text.releases import SQUAD
 from datamodules.text.tokens import Tokens
-from lit_probattn.base.arguments import with_defaults
-from lit_probattn.base.errors import MissingDataError, require_at_least, require_one_of
+from lit_probattn.base.arguments import checks_choices, with_defaults
+from lit_probattn.base.errors import MissingDataError, require_at_least
 from lit_probattn.base.progress import progress
 
 __all__ = ["Question", "QuestionAnswering"]
@@ -70,6 +70,7 @@ class QuestionAnswering(AtPath, EncodedTexts):
 
     task = "question_answering"
 
+    @checks_choices
     def __init__(
         self,
         *,
@@ -80,8 +81,6 @@ class QuestionAnswering(AtPath, EncodedTexts):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        require_one_of(get_args(Version), version=version)
-        require_one_of(get_args(WrongOffsets), wrong_offsets=wrong_offsets)
         require_at_least(1, stride=stride, max_query_length=max_query_length)
         given = self.given_path
         self.folder = expand(given) if given else self.data_dir / "squad"

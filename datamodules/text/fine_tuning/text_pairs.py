@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from datamodules.core.base import Published, Split
 from datamodules.core.cache import Cache, CacheWriter
@@ -16,7 +16,8 @@ from datamodules.text.fine_tuning.encoded import EncodedTexts
 from datamodules.text.releases import PAIRS
 from datamodules.text.table import Encoded, Texts, TextTable
 from datamodules.text.tokens import Tokens
-from lit_probattn.base.errors import DataError, require_one_of
+from lit_probattn.base.arguments import checks_choices
+from lit_probattn.base.errors import DataError
 
 __all__ = ["TextPairs"]
 
@@ -51,6 +52,7 @@ class TextPairs(EncodedTexts, TextTable):
 
     task = "text_pairs"
 
+    @checks_choices
     def __init__(
         self,
         *,
@@ -60,7 +62,6 @@ class TextPairs(EncodedTexts, TextTable):
         label_column: str | None = None,
         **kwargs: Any,
     ) -> None:
-        require_one_of(get_args(CorpusChoice), corpus=corpus)
         self.columns = {"first_column": first_column, "second_column": second_column}
         self.columns["label_column"] = label_column
         self.corpus: CorpusChoice = corpus

@@ -24,7 +24,8 @@ from datamodules.text.sentences.release import SentenceText, find_release
 from datamodules.text.source import TextSource
 from datamodules.text.stream import TextStream
 from datamodules.text.token_batches import TokenBatches
-from lit_probattn.base.errors import DataError, require_at_least, require_one_of
+from lit_probattn.base.arguments import checks_choices
+from lit_probattn.base.errors import DataError, require_at_least
 
 __all__ = ["LM1B"]
 
@@ -73,6 +74,7 @@ class LM1B(PackedTraining, TokenBatches, TextStream):
     title = "LM1B"
     units: TokenChoice
 
+    @checks_choices
     def __init__(
         self,
         corpus: Literal["lm1b", "other"] = "lm1b",
@@ -94,7 +96,6 @@ class LM1B(PackedTraining, TokenBatches, TextStream):
             test_stride=None,
             **kwargs,
         )
-        require_one_of(("lm1b", "other"), corpus=corpus)
         if not self.units.by_subwords:
             raise DataError("LM1B consists of sub-words: set subwords or tokenizer_file")
         shards = {"test_shards": test_shards, "val_shards": val_shards}

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from datamodules.core.base import CachedDataModule, Split
 from datamodules.core.cache import Cache, CacheWriter
@@ -27,11 +27,11 @@ from datamodules.text.translation.preparation import (
     is_prepared,
     read_codes,
 )
+from lit_probattn.base.arguments import check_choice, checks_choices
 from lit_probattn.base.errors import (
     DataError,
     MissingDataError,
     require_at_least,
-    require_one_of,
 )
 from lit_probattn.base.files import digest
 
@@ -82,6 +82,7 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
     cleaning_by_pieces = False
     max_seq_len: int
 
+    @checks_choices
     def __init__(
         self,
         *,
@@ -101,9 +102,6 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        require_one_of(get_args(Tokens), tokens=tokens)
-        require_one_of(get_args(EmptyLines), empty_lines=empty_lines)
-        require_one_of(("error", "cut"), too_long=too_long)
         require_at_least(1, merges=merges)
         require_at_least(5, dictionary_limit=dictionary_limit)
         require_at_least(2, max_length=max_length)
@@ -312,7 +310,7 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
         return [moses.line(line) for line in lines] if is_prepared else lines
 
     def _lines(self, split: str, side: str) -> list[str]:
-        require_one_of(("val", "test"), split=split)
+        check_choice("split", split, Literal["val", "test"])
         return self.cache.text(f"{split}_{side}_lines").split("\n")
 
     # ---- splits ------------------------------------------------------------------------------

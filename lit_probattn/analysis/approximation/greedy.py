@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lit_probattn.analysis.approximation.oracles import nearest_value
 from lit_probattn.analysis.approximation.simplex import Support, reoptimise
+from lit_probattn.base.arguments import check_choice
 
 Select = Literal["linesearch", "lmo"]
 # A step must reduce the squared error by this share of ‖o‖².
@@ -61,8 +62,7 @@ def grow(problem: Problem, support: Support, num_kept: int, select: Select) -> N
     Raises:
         ValueError: `select` is unknown.
     """
-    if select not in ("linesearch", "lmo"):
-        raise ValueError(f"select must be linesearch or lmo, received {select!r}")
+    check_choice("select", select, Select)
     least = problem.output.square().sum(-1) * _LEAST_GAIN
     growing = problem.seen.clone()
     for _ in range(3 * num_kept):

@@ -8,10 +8,12 @@ appendix A.1, after Choromanski et al., 2021.
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+from lit_probattn.base.arguments import check_choice
 
 Rows = Literal["performer", "sqrt_d", "iid", "literal", "bare_qr"]
 
@@ -30,8 +32,7 @@ def draw_rows(num_features: int, head_dim: int, rows: Rows, generator: torch.Gen
     Raises:
         ValueError: a size is below 1, or the kind is unknown.
     """
-    if rows not in get_args(Rows):
-        raise ValueError(f"rows must be one of {', '.join(get_args(Rows))}, received {rows!r}")
+    check_choice("rows", rows, Rows)
     if num_features < 1 or head_dim < 1:
         raise ValueError(f"sizes must be at least 1, received {num_features} and {head_dim}")
     shape = (num_features, head_dim)

@@ -16,7 +16,7 @@ from lit_probattn.attention.fish.mixing import (
     MixingValues,
 )
 from lit_probattn.attention.masks import Block, span
-from lit_probattn.attention.numerics import check_choice, compute_dtype
+from lit_probattn.attention.numerics import compute_dtype
 from lit_probattn.attention.softmax import Softmax
 from lit_probattn.attention.variant import Scores
 
@@ -101,16 +101,10 @@ class HeadMixingOptions(MixingOptions):
             only if queries are mixed) or `none`.
         mix_on: `scores`, or only the `query` or `key` heads, before the products; the other then
             has H heads, and there is no noise.
-
-    Raises:
-        ValueError: `mix_on` is unknown.
     """
 
     mixing_bias: MixingBias = "hidden"
     mix_on: MixOn = "scores"
-
-    def __post_init__(self) -> None:
-        check_choice("mix_on", self.mix_on, ("scores", "query", "key"))
 
 
 class HeadMixingCore(Core):

@@ -24,7 +24,6 @@ from lit_probattn.attention.fish.mixing import (
     NoiseOptions,
 )
 from lit_probattn.attention.layer import Attention, LayerOptions
-from lit_probattn.attention.numerics import check_choice
 from lit_probattn.base.arguments import by_name, only_with
 from lit_probattn.base.graphs import written
 from lit_probattn.randomness import RandomKey
@@ -49,9 +48,6 @@ class FiSHOptions(NoiseOptions, HeadMixingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("noise", self.noise, ("none", "global", "local", "local_global"))
-        check_choice("noise_position", self.noise_position, ("raw", "scaled"))
-        check_choice("scale_position", self.scale_position, ("after", "before"))
         if self.mix_on == "scores":
             if self.noise_position == "scaled" and self.scale_position == "after":
                 raise ValueError(

@@ -29,7 +29,6 @@ from lit_probattn.attention.fish.mixing import (
 )
 from lit_probattn.attention.layer import Attention, LayerOptions
 from lit_probattn.attention.linear.features import FeatureMap
-from lit_probattn.attention.numerics import check_choice
 from lit_probattn.base.arguments import by_name, only_with
 
 
@@ -65,8 +64,7 @@ class LinearFiSHOptions(NoiseOptions, StateMixingOptions):
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        check_choice("mixer", self.mixer, ("linear", "mlp"))
-        check_choice("noise", self.noise, ("none", "global"))
+        super().__post_init__()
         if not 0.0 <= self.eps < 1.0:
             raise ValueError(f"eps must be in [0, 1), received {self.eps}")
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from lit_probattn.attention.core import ParameterTable
-from lit_probattn.attention.numerics import check_choice, compute_dtype
+from lit_probattn.attention.numerics import compute_dtype
 from lit_probattn.attention.variant import NoiseKind as NoiseKind
-from lit_probattn.base.arguments import only_with
+from lit_probattn.base.arguments import Options, only_with
 
 Mixer = Literal["linear", "shared", "mlp", "relu_sum"]
 MixingConstraint = Literal["relaxed", "simplex"]
@@ -26,7 +26,7 @@ NOISY = ("global", "local", "local_global")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MixingOptions:
+class MixingOptions(Options):
     """Options of a head mixing.
 
     Args:
@@ -59,7 +59,7 @@ class MixingOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoiseOptions:
+class NoiseOptions(Options):
     """Options of the noise of global heads.
 
     Args:
@@ -80,7 +80,7 @@ class NoiseOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GlobalHeads:
+class GlobalHeads(Options):
     """Options that determine the number of global heads.
 
     Args:
@@ -212,11 +212,6 @@ class HeadMixing(nn.Module):
         ratios: Sequence[float] = (1.0,),
     ) -> None:
         super().__init__()
-        check_choice("mixer", mixer, ("linear", "shared", "mlp", "relu_sum"))
-        check_choice("mixing", constraint, ("relaxed", "simplex"))
-        inits = ("torch_linear", "normal_0.02", "trunc_normal_0.02", "copy")
-        check_choice("mixing_init", init, inits)
-        check_choice("mixing_bias", bias, ("none", "hidden", "all"))
         self.num_global_heads, self.num_heads = num_global_heads, num_heads
         self.mixer: Mixer = mixer
         self.constraint: MixingConstraint = constraint
@@ -372,7 +367,6 @@ class NoiseScale(nn.Module):
         start: float = 0.01,
     ) -> None:
         super().__init__()
-        check_choice("sigma_shape", shape, ("per_global", "scalar"))
         if not 0.0 < start < float("inf"):
             raise ValueError(
                 f"noise_scale must be positive, received {start}: at 0 its gradient vanishes, so "

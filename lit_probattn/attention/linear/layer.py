@@ -24,13 +24,13 @@ from lit_probattn.attention.linear.features import (
     orthogonal_projection,
 )
 from lit_probattn.attention.linear.functions import Linear, LinearForm, check_linear
-from lit_probattn.attention.numerics import check_choice, compute_dtype
-from lit_probattn.base.arguments import by_name, only_with
+from lit_probattn.attention.numerics import compute_dtype
+from lit_probattn.base.arguments import Options, by_name, only_with
 from lit_probattn.randomness import RandomKey
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearOptions:
+class LinearOptions(Options):
     """Options of linear attention.
 
     Args:
@@ -166,8 +166,6 @@ class LinearAttention(Attention):
 
 
 def _check_form(form: LinearForm, num_features: int | None) -> None:
-    check_choice("denominator", form.denominator, ("sum", "sqrt_len"))
-    check_choice("output_scale", form.output_scale, ("one", "inv_sqrt_head_dim"))
     if not 0.0 <= form.eps < 1.0:
         raise ValueError(f"eps must be in [0, 1), received {form.eps}")
     if form.padded_len is not None and form.padded_len < 1:

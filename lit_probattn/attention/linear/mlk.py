@@ -26,7 +26,7 @@ from lit_probattn.attention.linear.layer import (
 )
 from lit_probattn.attention.mgk.core import MixturePrior
 from lit_probattn.attention.mgk.options import MixtureOptions
-from lit_probattn.attention.numerics import check_choice, compute_dtype
+from lit_probattn.attention.numerics import compute_dtype
 from lit_probattn.base.arguments import by_name
 
 
@@ -60,7 +60,6 @@ class MLKCore(LinearCore):
         layout = self.layout
         count = self.num_components = options.num_components
         check_components(layout, count, options.shifted_keys)
-        check_choice("mix", self.form.mix, ("after", "before"))
         self.prior = MixturePrior(
             count,
             layout.key,

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lit_probattn.base.arguments import Options
+
 _NAME = "key_norm_weight"  # name of the option, and of the buffer in state dicts
 
 
 @dataclass(frozen=True, kw_only=True)
-class NormOptions:
+class NormOptions(Options):
     """The option of Gaussian scores that start as dot products.
 
     Args:

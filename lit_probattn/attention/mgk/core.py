@@ -157,12 +157,6 @@ class MixturePrior(nn.Module):
             if max_positions is None:
                 raise ValueError("prior_share head_position needs max_positions, received None")
             shape = (num_heads, num_components, max_positions)
-        elif share != "head":
-            raise ValueError(
-                f"unknown prior_share {share!r}; expected layer, head or head_position"
-            )
-        if param not in ("clamp", "softmax"):
-            raise ValueError(f"unknown prior_param {param!r}; expected clamp or softmax")
         self.share, self.param, self.by_m_step = share, param, by_m_step
         self.num_heads, self.num_components = num_heads, num_components
         start = 0.0 if param == "softmax" and not by_m_step else 1.0 / num_components

@@ -8,9 +8,8 @@ from typing import Literal
 
 from lit_probattn.attention.mgk.annealing import NormOptions
 from lit_probattn.attention.mgk.functions import Score
-from lit_probattn.attention.numerics import check_choice
 from lit_probattn.attention.rotary import RotaryShift
-from lit_probattn.base.arguments import only_with
+from lit_probattn.base.arguments import Options, only_with
 
 EStep = Literal["learned", "soft", "hard"]
 PriorShare = Literal["layer", "head", "head_position"]
@@ -21,7 +20,7 @@ PRIOR_FLOOR = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeyOptions:
+class KeyOptions(Options):
     """Options of keys that are mixtures.
 
     Args:
@@ -37,6 +36,7 @@ class KeyOptions:
     shifted_keys: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.num_components < 1:
             raise ValueError(f"num_components must be at least 1, received {self.num_components}")
 
@@ -142,10 +142,6 @@ class MGKOptions(NormOptions, MixtureOptions, DensityOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_norms(self.score)
-        check_choice("e_step", self.e_step, ("learned", "soft", "hard"))
-        check_choice("score", self.score, ("gaussian", "dot"))
-        check_choice("em_weighting", self.em_weighting, ("uniform", "posterior"))
-        check_choice("rotary_shift", self.rotary_shift, ("before", "after", "unrotated"))
         if self.m_step_variance:
             self._check_m_step_variance()
 

@@ -20,7 +20,7 @@ from lit_probattn.attention.mgk.core import MGKCore, MixturePrior
 from lit_probattn.attention.mgk.functions import MGK, component_scores
 from lit_probattn.attention.mgk.layer import MGKArguments, MGKAttention
 from lit_probattn.attention.mgk.options import PRIOR_FLOOR, MGKOptions
-from lit_probattn.attention.numerics import check_choice, compute_dtype
+from lit_probattn.attention.numerics import compute_dtype
 from lit_probattn.base.arguments import by_name, only_with
 from lit_probattn.base.torch_internals import in_backward
 
@@ -130,7 +130,6 @@ class ReleasedOptions(MGKOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("em_code_parity", self.em_code_parity, ("none", "lra", "lm"))
         if not 0.0 <= self.row_eps < 1.0:
             raise ValueError(f"row_eps must be in [0, 1), received {self.row_eps}")
         if self.prior_floor != PRIOR_FLOOR and (self.e_step, self.prior_param) == _LOGITS:
@@ -149,10 +148,6 @@ class ReleasedArguments(ReleasedOptions, MGKArguments):
     """
 
     value_bias: ValueBias = "always"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("value_bias", self.value_bias, ("always", "cross"))
 
 
 class ReleasedMGKCore(MGKCore):

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from lit_probattn.attention.numerics import check_choice
 from lit_probattn.base.arguments import takes
 from lit_probattn.models.language_model import LanguageModel
 from lit_probattn.models.transformer import Block, Transformer
@@ -69,7 +68,6 @@ class ReleasedLanguageModel(LanguageModel):
 
     @takes(LanguageModel, without=("norm_first",))
     def __init__(self, *, pre_norm: PreNorm = "keys", **options: Any) -> None:
-        check_choice("pre_norm", pre_norm, ("keys", "residual"))
         self.pre_norm: PreNorm = pre_norm
         super().__init__(norm_first=True, **options)
 

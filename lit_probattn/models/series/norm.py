@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_probattn.attention.numerics import autocast_off
+from lit_probattn.base.arguments import checks_choices
 
 Norm = Literal["batch", "layer"]
 NormPositions = Literal["real", "all"]
@@ -40,6 +41,7 @@ class SeriesBatchNorm(nn.Module):
     running_mean: Tensor
     running_var: Tensor
 
+    @checks_choices
     def __init__(self, embed_dim: int, positions: NormPositions = "real") -> None:
         super().__init__()
         self.positions = positions
@@ -98,16 +100,7 @@ class SeriesLayerNorm(nn.LayerNorm):
 
 
 def make_norm(embed_dim: int, norm: Norm, positions: NormPositions) -> nn.Module:
-    """Create a norm of C channels.
-
-    Raises:
-        ValueError: unknown choice.
-    """
+    """Create a norm of C channels."""
     if norm == "layer":
         return SeriesLayerNorm(embed_dim)
-    if norm != "batch" or positions not in ("real", "all"):
-        raise ValueError(
-            f"norm must be batch or layer and norm_positions real or all, received {norm!r} and "
-            f"{positions!r}"
-        )
     return SeriesBatchNorm(embed_dim, positions)

@@ -107,6 +107,18 @@ def test_responsibilities_are_shares_of_the_components_in_the_kernel(flat):
     torch.testing.assert_close(shares, kernel / kernel.sum(2, keepdim=True))
 
 
+@pytest.mark.parametrize(("mix", "whole"), [("after", True), ("before", False)])
+def test_one_component_may_have_a_dimension_if_components_are_separate(mix, whole):
+    layer = ReleasedMLKAttention(C, H, head_dim=E, num_components=1, mix=mix)
+    call = layer.call(torch.randn(B, N, C))
+    stacked = replace(call, key=call.key.reshape(B, H, 1, N, E))
+    if whole:
+        torch.testing.assert_close(layer.core(stacked), layer.core(call))
+    else:
+        with pytest.raises(ValueError, match=f"key has {H} x 1 heads, expected {H}"):
+            layer.core(stacked)
+
+
 def test_one_component_is_the_baseline():
     mixed = MLKAttention(C, H, head_dim=E, num_components=1).double()
     plain = LinearAttention(C, H, head_dim=E).double()
@@ -158,8 +170,6 @@ def test_parameters():
 def test_bad_options_are_refused():
     with pytest.raises(ValueError, match="num_components must be at least 1, received 0"):
         MLKAttention(C, H, head_dim=E, num_components=0)
-    with pytest.raises(ValueError, match="mix must be one of after, before, received 'inside'"):
-        ReleasedMLKAttention(C, H, head_dim=E, mix="inside")
     layer = MLKAttention(C, H, head_dim=E, prior_share="head_position", max_positions=7)
     with pytest.raises(ValueError, match="13 keys, but priors exist for max_positions=7 only"):
         layer(torch.randn(B, N, C))

@@ -9,7 +9,14 @@ from functools import partial
 import pytest
 import torch
 
-from lit_probattn.attention import Attention, Core, HeadLayout, SoftmaxAttention, Variant
+from lit_probattn.attention import (
+    Attention,
+    Core,
+    HeadLayout,
+    KVCache,
+    SoftmaxAttention,
+    Variant,
+)
 from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.engines.blocks import BLOCK_SCORES
 from lit_probattn.attention.masks import make_masks
@@ -162,6 +169,13 @@ def test_scores_over_keys_break_named_promises_and_are_not_cut():
             make(backend="blockwise")(torch.randn(2, 7, EMBED))
     finally:
         OverKeys.pairwise = True
+
+
+def test_a_cache_that_does_not_count_its_bytes_breaks_its_promise(monkeypatch):
+    make = partial(Dots, EMBED, 4, head_dim=HEAD)
+    monkeypatch.setattr(KVCache, "num_bytes", property(lambda cache: cache.allocated_bytes + 1))
+    with pytest.raises(AssertionError, match="byte counts are wrong"):
+        CHECKS["cache"].run(make)
 
 
 def test_what_is_missing_is_named_in_one_line():

@@ -15,7 +15,7 @@ import pytest
 from datamodules.text.choice import TokenChoice
 from datamodules.text.token_files import read_encoder
 from datamodules.text.translation.bpe import Codes
-from lit_probattn.base.errors import DataError
+from lit_probattn.base.errors import ConfigError, DataError
 from tests.datamodules.text.made import encoder
 from tests.support.paths import ROOT
 
@@ -160,7 +160,7 @@ def test_refusals(tmp_path):
     message = "at least 261, the number of special tokens plus the bytes"
     with pytest.raises(DataError, match=message):
         encoder(TEXTS, tmp_path, 260, "bpe")
-    with pytest.raises(DataError, match="tokens must be one of"):
+    with pytest.raises(ConfigError, match="tokens must be one of"):
         encoder(TEXTS, tmp_path, 200, "unigram")
 
 

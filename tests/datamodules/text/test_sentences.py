@@ -164,7 +164,6 @@ def test_a_line_with_the_end_in_it_is_refused(tmp_path):
     ("options", "message"),
     [
         ({"subwords": None}, "set subwords or tokenizer_file"),
-        ({"corpus": "news"}, "corpus must be one of lm1b, other"),
         ({"val_fraction": 0.1}, "val_fraction does not apply to corpus=lm1b"),
         ({"corpus": "other", "test_shards": 2}, "test_shards does not apply to corpus=other"),
         ({"test_shards": 50}, "at most 50 held-out shards, received 50"),

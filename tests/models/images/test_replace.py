@@ -199,7 +199,6 @@ def test_another_picture_size_moves_the_windows_like_timm():
             r"global_heads and head_ratio .*received 1 and 2\.0",
         ),
         (swin, {"global_heads": 3}, "num_global_heads must be between 1 and num_heads=2"),
-        (swin, {"init": "other"}, "init must be fresh or copy"),
     ],
 )
 def test_wrong_choices_are_refused(make, options, message):

@@ -23,6 +23,7 @@ from torch import nn
 from lit_probattn import tasks
 from lit_probattn.attention import FiSHAttention, SoftmaxAttention
 from lit_probattn.tasks.schedules import ScheduleValues
+from tests.support.helpers import choices_of, refuses_others
 
 TASKS = {
     name: cls
@@ -715,6 +716,13 @@ def test_every_option_reaches_its_place(name):
         if found != expected:
             wrong[option] = (expected, found)
     assert wrong == {}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_choice_is_one_of_its_type(name):
+    choices = choices_of(TASKS[name])
+    assert "schedule" in choices
+    refuses_others(lambda **one: build(name, {**common(name), **one}), choices)
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from datamodules.text.releases import Release, is_archive
 from datamodules.text.translation.coder import Method
 from datamodules.text.translation.data import Translation
 from datamodules.text.translation.files import Lines, Pair, ParallelText
-from lit_probattn.base.errors import MissingDataError, require_one_of
+from lit_probattn.base.arguments import check_choice
+from lit_probattn.base.errors import MissingDataError
 
 __all__ = ["PublishedTranslation"]
+
+_Language = Literal["de", "en"]
 
 
 class PublishedTranslation(Translation):
@@ -27,8 +30,8 @@ class PublishedTranslation(Translation):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(path="", empty_lines="drop", **kwargs)
-        source, target = self.languages
-        require_one_of(("de", "en"), source_language=source, target_language=target)
+        for name, language in zip(("source", "target"), self.languages, strict=True):
+            check_choice(f"{name}_language", language, _Language)
 
     def text_of(self, files: dict[str, list[Path]]) -> ParallelText:
         """Return the text of the files of a layout."""

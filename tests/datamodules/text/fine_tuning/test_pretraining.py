@@ -80,8 +80,6 @@ def test_text_that_is_missing_is_named(tmp_path):
         files_of(tmp_path)
     with pytest.raises(DataError, match="path is not set"):
         _ = PretrainingText().folder
-    with pytest.raises(DataError, match="documents must be one of line, blank_line"):
-        PretrainingText(path="x", documents="page")
 
 
 # ---- sequences ---------------------------------------------------------------------------------
