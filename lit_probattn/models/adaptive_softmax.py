@@ -76,6 +76,8 @@ class FullSoftmax(nn.Module):
 
     def __init__(self, *, vocab_size: int, bias: bool = True, max_logits: int = MAX_LOGITS) -> None:
         super().__init__()
+        if max_logits < 1:
+            raise ValueError(f"max_logits must be at least 1, received {max_logits}")
         self.max_logits = max_logits
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
 

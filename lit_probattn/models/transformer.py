@@ -81,7 +81,8 @@ class Block(nn.Module):
         norm_eps: epsilon of all layer norms.
 
     Raises:
-        ValueError: the layer does not support cross-attention; the message gives the reason.
+        ValueError: the layer does not support cross-attention (the message gives the reason), or
+            `norm_eps` is out of range.
     """
 
     @takes(MLP)
@@ -95,6 +96,8 @@ class Block(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
+        if not 0.0 < norm_eps < 1.0:
+            raise ValueError(f"norm_eps must be between 0 and 1, received {norm_eps}")
         norm = partial(nn.LayerNorm, options["embed_dim"], eps=norm_eps)
         self.norm_first = norm_first
         self.norm1 = norm()

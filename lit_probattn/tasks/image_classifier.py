@@ -67,6 +67,8 @@ class ImageClassifier(LabelTask):
         super().__init__(**arguments_of(LabelTask, options))
         if not 0.0 <= label_smoothing < 1.0:
             raise ValueError(f"label_smoothing must be in [0, 1), received {label_smoothing}")
+        if ema_decay is not None and not 0.0 <= ema_decay < 1.0:
+            raise ValueError(f"ema_decay must be in [0, 1), received {ema_decay}")
         if not 0.0 <= final_lr <= self.lr or not 0.0 <= (start_lr or 0.0) <= self.lr:
             raise ValueError(
                 f"start_lr and final_lr must be between 0 and lr={self.lr}, received {start_lr} "

@@ -38,8 +38,8 @@ class ImageModel(nn.Module):
         model_options: further arguments of timm's model.
 
     Raises:
-        ValueError: timm does not have this model or rejects the sizes; or see
-            `replace_attention`.
+        ValueError: timm does not have this model or rejects the sizes, or `drop_path` is out of
+            range; see also `replace_attention`.
     """
 
     @checks_choices
@@ -66,6 +66,8 @@ class ImageModel(nn.Module):
         if model_name not in timm.list_models():
             close = ", ".join(timm.list_models(f"*{model_name[:6]}*")[:8])
             raise ValueError(f"timm has no model {model_name!r}; similar: {close or 'none'}")
+        if not 0.0 <= drop_path < 1.0:
+            raise ValueError(f"drop_path must be in [0, 1), received {drop_path}")
         self.image_size, self.channels_last = image_size, channels_last
         net: Any = timm.create_model(
             model_name,

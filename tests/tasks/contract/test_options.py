@@ -730,6 +730,10 @@ def test_a_choice_is_one_of_its_type(name):
     [
         ("DecisionMaking", {"val_episodes": -1}, "val_episodes must be at least 0, received -1"),
         ("DecisionMaking", {"context_length": 0}, "context_length must be at least 1, received 0"),
+        ("ImageClassifier", {"drop_path": 1.0}, r"drop_path must be in \[0, 1\), received 1.0"),
+        ("ImageClassifier", {"ema_decay": 2.0}, r"ema_decay must be in \[0, 1\), received 2.0"),
+        ("LanguageModeling", {"max_logits": 0}, "max_logits must be at least 1, received 0"),
+        ("MaskedLanguageModeling", {"norm_eps": 0.0}, "norm_eps must be between 0 and 1"),
         ("QuestionAnswering", {"max_answer_length": 0}, "max_answer_length must be at least 1"),
         ("QuestionAnswering", {"null_threshold": math.nan}, "null_threshold must be a number"),
         ("Translation", {"val_beam_size": -1}, "val_beam_size must not be negative, received -1"),
