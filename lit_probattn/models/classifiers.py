@@ -49,6 +49,11 @@ class Classifier(nn.Module):
         head = arguments_of(PooledClassifier, options)
         self.head = self.head_class(hidden_dim=options["mlp_dim"], **head)
 
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        return self.embedding.vocab_size
+
     def forward(
         self, inputs: Tensor, *, key_mask: Tensor | None = None, rng: RandomKey | None = None
     ) -> Tensor:

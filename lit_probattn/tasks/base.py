@@ -61,6 +61,16 @@ class Batch(TypedDict):
     sample_ids: Tensor
 
 
+# Sizes that data determine, and whether they must be equal; a model may have more of the others.
+SIZES = {
+    "vocab_size": False,
+    "source_vocab_size": False,
+    "num_classes": False,
+    "num_features": True,
+    "mask_token": True,
+}
+
+
 def check_optimizer(lr: float, betas: Sequence[float], eps: float, weight_decay: float) -> None:
     """Validate the arguments of AdamW.
 
@@ -120,6 +130,26 @@ def check_trainer(trainer: pl.Trainer) -> None:
             f"trainer.val_check_interval must be positive, received {interval}: number of "
             "micro-batches between validations; --trainer.limit_val_batches 0 disables validation"
         )
+
+
+def check_sizes(task: Task, data: Any) -> None:
+    """Check that a task built without the command line, which links sizes, is one for these data.
+
+    Raises:
+        ValueError: the data have more tokens or classes than the model, another number of features,
+            or another mask token.
+    """
+    for name, is_exact in SIZES.items():
+        values = [getattr(part, name, None) for part in (task, task.model)]
+        own = next((value for value in values if isinstance(value, int)), None)
+        given = getattr(data, name, None)
+        if own is None or not isinstance(given, int):
+            continue
+        if own < given or (is_exact and own != given):
+            raise ValueError(
+                f"{name}={own} of {type(task).__name__} does not suit {type(data).__name__}, whose "
+                f"{name} is {given}: build the task with {name}={given}"
+            )
 
 
 class Task(pl.LightningModule):
@@ -254,12 +284,13 @@ class Task(pl.LightningModule):
     # ---- set-up ------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        """Validate the length of the run; compile the model if requested.
+        """Validate sizes and the length of the run; compile the model if requested.
 
         Raises:
-            ValueError: `trainer.max_steps` is missing, or exceeds the schedule; or there is
-                nothing to anneal.
+            ValueError: `trainer.max_steps` is missing, or exceeds the schedule; there is nothing to
+                anneal; or the model was built for other data.
         """
+        check_sizes(self, getattr(self.trainer, "datamodule", None))
         if self.compile_model:
             self.model.compile()
         if stage != "fit":

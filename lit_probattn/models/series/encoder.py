@@ -219,6 +219,11 @@ class SeriesTransformer(nn.Module):
         self.norm = nn.LayerNorm(embed_dim) if final_norm else nn.Identity()
         self.head = FlattenedClassifier(**arguments_of(FlattenedClassifier, options))
 
+    @property
+    def num_features(self) -> int:
+        """Dimensions of a series."""
+        return self.embedding.num_features
+
     def forward(
         self, inputs: Tensor, *, key_mask: Tensor | None = None, rng: RandomKey | None = None
     ) -> Tensor:

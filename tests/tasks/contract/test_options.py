@@ -22,6 +22,7 @@ from torch import nn
 
 from lit_probattn import tasks
 from lit_probattn.attention import FiSHAttention, SoftmaxAttention
+from lit_probattn.tasks.base import SIZES
 from lit_probattn.tasks.schedules import ScheduleValues
 from tests.support.helpers import choices_of, refuses_others
 
@@ -723,6 +724,21 @@ def test_a_choice_is_one_of_its_type(name):
     choices = choices_of(TASKS[name])
     assert "schedule" in choices
     refuses_others(lambda **one: build(name, {**common(name), **one}), choices)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_task_for_other_data_is_refused(name):
+    """Without the command line, which links these sizes."""
+    given = common(name)
+    for size, is_exact in SIZES.items():
+        for more in (0, 1, -1) if size in given else ():
+            task = in_training(build(name, given))
+            task.trainer.datamodule = SimpleNamespace(**{size: given[size] + more})
+            if more == 0 or (more < 0 and not is_exact):
+                tasks.Task.setup(task, "test")
+                continue
+            with pytest.raises(ValueError, match=f"^{size}={given[size]} of {name} does not suit"):
+                tasks.Task.setup(task, "test")
 
 
 @pytest.mark.parametrize(
