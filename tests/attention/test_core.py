@@ -198,6 +198,11 @@ def test_heads_of_one_map_and_one_bias_share_a_softmax(heads, alike):
     assert wide_heads(core.variant(one).lower(one), one) == alike
 
 
+def test_masks_of_shapes_alone_have_no_numbers():
+    masks = make_masks(B, H, N, L, is_causal=True)
+    assert masks.allowed(masks.all_rows, masks.all_cols, torch.device("meta")).is_meta
+
+
 def test_noise_of_shapes_alone_has_no_numbers():
     made = normal_noise(RandomKey(5), 2, 3, range(4), range(7, 12), torch.device("meta"))
     assert made.is_meta

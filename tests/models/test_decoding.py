@@ -169,6 +169,14 @@ def test_caches_reserve_the_positions_that_are_asked_for_and_none_by_default():
     assert [cache.capacity for cache in encoder.new_caches(7)] == [7, 7]
 
 
+def test_generation_reserves_the_prompt_and_what_follows(monkeypatch):
+    model, asked = tiny("softmax"), []
+    new_caches = model.new_caches
+    monkeypatch.setattr(model, "new_caches", lambda n: asked.append(n) or new_caches(n))
+    generate(model, torch.randint(19, (B, 5)), max_new_tokens=7)
+    assert asked == [5 + 7]
+
+
 def test_number_of_caches_must_fit():
     model = tiny()
     with pytest.raises(ValueError, match="received 1 caches for 2 layers"):

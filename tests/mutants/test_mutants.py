@@ -107,7 +107,8 @@ def test_the_tests_of_a_folder_are_those_of_its_name():
 def test_a_fault_outside_functions_has_the_tests_of_its_file():
     assert probed_lines(SOURCE) == {8, 9, 10, 11, 12}
     runs = {"a.py": {9: ["t::one"], 12: ["t::one", "t::two"]}}
-    found = {4: ["t::one", "t::two"], 9: ["t::one"], 10: [], 12: ["t::one", "t::two"]}
+    found = {4: ["t::one", "t::two"], 8: [], 9: ["t::one"], 12: ["t::one", "t::two"]}
+    found[10] = found[9]  # what a forked process runs leaves no traces
     for line, names in found.items():
         chosen = mutants.chosen_tests(runs, SOURCE, "a.py", line, ["t"], 0)
         assert sorted(chosen) == names, line

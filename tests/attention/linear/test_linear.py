@@ -283,6 +283,7 @@ def test_refusals_name_what_works():
         ({"eps": -1.0}, "eps must be in"),
         ({"padded_len": 0}, "padded_len must be at least 1, received 0"),
         ({"num_features": 7}, "num_features is for feature_map=favor"),
+        ({"num_features": 0, "feature_map": "favor"}, "at least 1, received 0"),
         ({"feature_map": "favor", "eps": 1e-5}, "needs denominator=sum and eps=0"),
     ],
 )
@@ -295,6 +296,11 @@ def test_dpfp_has_twice_the_head_size_of_features_by_default():
     """ν = 1: F = 2 E."""
     layer = LinearAttention(EMBED, 3, head_dim=HEAD, feature_map="dpfp")
     assert layer.core.kind_of_features.number == 2 * HEAD
+
+
+def test_one_random_feature_is_enough():
+    layer = LinearAttention(EMBED, 3, head_dim=HEAD, feature_map="favor", num_features=1)
+    assert layer.core.kind_of_features.number == 1
 
 
 @pytest.mark.parametrize(("head_dim", "number"), [(1, 1), (2, 2), (3, 4), (64, 267)])

@@ -259,3 +259,14 @@ def test_the_first_largest_component_takes_the_gradient():
         pair = [torch.tensor([1.0, 3.0]), torch.tensor([2.0, 0.0])]
         first_maximum([x.requires_grad_(r == wanted) for r, x in enumerate(pair)]).sum().backward()
         assert torch.equal(pair[wanted].grad, torch.tensor([[0.0, 1.0], [1.0, 0.0]][wanted]))
+
+
+def test_a_hard_e_step_gives_the_pair_to_the_likeliest_component():
+    layer = MGKAttention(C, H, head_dim=E, e_step="hard", variance=[1.0, 3.0]).double()
+    x = draw(B, N, C)
+    weights, shares = layer.core.posterior(layer.call(x))
+    call = layer.call(x)
+    apart = (call.query[:, :, None, :, None] - call.key[:, :, :, None]).square().sum(-1)
+    first = (apart / (torch.tensor([1.0, 3.0]).view(2, 1, 1) * E**0.5)).argmin(2)
+    assert torch.equal(shares, torch.stack([first == r for r in range(2)], 2).double())
+    torch.testing.assert_close(weights, layer.weights(x), rtol=0, atol=EXACT)

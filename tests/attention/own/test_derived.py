@@ -171,6 +171,18 @@ def test_scores_over_keys_break_named_promises_and_are_not_cut():
         OverKeys.pairwise = True
 
 
+def test_documents_are_checked_with_a_causal_mask_and_without():
+    asked = set()
+
+    class Recorded(Dots):
+        def forward(self, *inputs, **options):
+            asked.add(options["is_causal"])
+            return super().forward(*inputs, **options)
+
+    CHECKS["documents"].run(partial(Recorded, EMBED, 4, head_dim=HEAD))
+    assert asked == {False, True}
+
+
 def test_a_cache_that_does_not_count_its_bytes_breaks_its_promise(monkeypatch):
     make = partial(Dots, EMBED, 4, head_dim=HEAD)
     monkeypatch.setattr(KVCache, "num_bytes", property(lambda cache: cache.allocated_bytes + 1))

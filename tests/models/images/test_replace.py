@@ -12,7 +12,7 @@ from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.models.images import ImageModel, replace_attention
 from lit_probattn.models.images.layers import KeySlot
 from lit_probattn.randomness import RandomKey
-from tests.models.images.made import SWIN, hard_fish, hard_gfish, pictures, spread, swin, vit
+from tests.models.images.made import SWIN, VIT, hard_fish, hard_gfish, pictures, spread, swin, vit
 
 
 def gradients(model, loss_of=lambda logits: logits.square().sum()):
@@ -113,14 +113,17 @@ def test_a_shifted_window_sees_its_own_region_only():
     assert torch.equal(seen, expected)
 
 
-def test_any_variant_runs_and_draws_by_sample():
+@pytest.mark.parametrize(
+    ("name", "sizes"), [("swin_tiny_patch4_window7_224", SWIN), ("vit_tiny_patch16_224", VIT)]
+)
+def test_any_variant_runs_and_draws_by_sample(name, sizes):
     """Dropout of a picture's windows depends on its id, not on its place in the batch."""
     model = ImageModel(
         lambda *a, **k: MGKAttention(*a, dropout=0.5, **k),
-        model_name="swin_tiny_patch4_window7_224",
+        model_name=name,
         num_classes=7,
         image_size=32,
-        model_options=SWIN,
+        model_options=sizes,
     )
     spread(model).train()
     x, ids = pictures(4), torch.tensor([11, 12, 13, 14])
