@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -283,6 +284,21 @@ def test_one_exponential_stays_right_when_components_are_far_apart(far, dtype):
         ours, theirs = ((x.double() - exact).square().mean().sqrt() for x in (a, eager))
         rounding = torch.finfo(dtype).eps * exact.abs().max()
         assert ours <= (2 * theirs if dtype == torch.float32 else 2 * theirs + 4 * rounding)
+
+
+def test_weights_of_float16_stay_above_its_smallest_number():
+    """Components far apart: the shared exponential is divided by up to 2^16, of a range of 2^24."""
+    far, keys = 10.0, 97
+    query, key = torch.ones(1, 1, N, E), torch.zeros(1, 1, 1, keys, E)
+    key[..., 0, :] = 7.0 * E**-0.5  # one key outweighs each of the others by e^7
+    value = torch.ones(1, 1, keys, E)
+    value[..., 0, :] = 0.0
+    row, col = torch.zeros(1, 1, 2, N), torch.zeros(1, 1, 2, keys)
+    row[:, :, 1], col[:, :, 0] = -far, -far
+    half = [x.to(DEVICE, torch.float16) for x in (query, key, value)]
+    found = attend(*half, row_bias=row.to(DEVICE), key_bias=col.to(DEVICE))
+    share = torch.full_like(found, (keys - 1) / (keys - 1 + math.exp(7.0)))
+    torch.testing.assert_close(found, share, rtol=4e-3, atol=0)
 
 
 def test_strides_of_any_kind_are_read_right():
