@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from jsonargparse import ArgumentParser
 
-from lit_probattn.base.arguments import Parser, add_data, arguments_of, by_name, takes
+from lit_probattn.base.arguments import (
+    Parser,
+    add_data,
+    arguments_of,
+    by_name,
+    checks_choices,
+    takes,
+)
+from lit_probattn.base.errors import ConfigError
 
 
 class Inner:
@@ -172,6 +180,49 @@ def test_a_constructor_receives_the_record_of_its_arguments():
 def test_unknown_and_missing_arguments_are_named(cls, given, told):
     with pytest.raises(TypeError, match=told):
         cls(**given)
+
+
+class Chooser:
+    """Has choices of several types."""
+
+    @checks_choices
+    def __init__(
+        self,
+        mode: Literal["a", "b"],
+        size: Literal[32, 128] | None = None,
+        unit: Literal["x"] | Literal["y"] = "x",
+        path: Literal["all"] | float = "all",
+        **more: Any,
+    ) -> None:
+        self.given = (mode, size, unit, path, more)
+
+
+def test_choices_are_those_of_the_type():
+    assert Chooser("a").given == ("a", None, "x", "all", {})
+    assert Chooser("b", 32, unit="y", path=0.5, deep="z").given == (
+        "b",
+        32,
+        "y",
+        0.5,
+        {"deep": "z"},
+    )
+    assert Chooser("a", path="anything").given[3] == "anything"  # not only choices
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'mode'"):
+        Chooser()
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (("c",), "^mode must be one of a, b, received 'c'$"),
+        ((None,), "^mode must be one of a, b, received None$"),
+        (("a", 64), "^size must be one of 32, 128, received 64$"),
+        (("a", None, "z"), "^unit must be one of x, y, received 'z'$"),
+    ],
+)
+def test_other_values_than_the_choices_are_refused(given, told):
+    with pytest.raises(ConfigError, match=told):
+        Chooser(*given)
 
 
 def test_a_parser_sees_the_fields_of_records_through_subclasses():
