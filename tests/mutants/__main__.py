@@ -42,7 +42,6 @@ EQUIVALENT = Path(__file__).with_name("equivalent.txt")
 FLAGS = ["-x", "-q", "-o", "addopts=", "-m", "not slow and not gpu"]
 # The second collects the garbage of all imports: more than half of a fork's fixed time.
 FLAGS += ["-p", "no:cacheprovider", "-p", "no:unraisableexception"]
-MOST = 2000  # tests of a fault, of those that run its line
 LIMIT = 300.0  # seconds of a fault, which may be an endless loop
 SEEN, SURVIVED, UNREACHED = "seen", "survived", "no test runs the line"
 TOO_LONG = "ran too long"  # an endless loop, or a machine with too much other work
@@ -250,7 +249,7 @@ def chosen_tests(
     tests: list[str],
     seed: int,
 ) -> list[str]:
-    """Return some of the tests that run a line; of one outside functions, that run its file.
+    """Return the tests that run a line, shuffled; of one outside functions, that run its file.
 
     Of a line that none runs they are those of the last line before it that is run.
 
@@ -269,7 +268,7 @@ def chosen_tests(
         files = [file] if probed else [name for name in runs if Path(name).parent == folder]
         lines = [found for name in files for found in runs.get(name, {}).values()]
         names = sorted({name for found in lines for name in found})
-    return random.Random(f"{seed} {file} {line}").sample(names, min(MOST, len(names)))
+    return random.Random(f"{seed} {file} {line}").sample(names, len(names))
 
 
 def statement_of(source: str, line: int) -> int:
