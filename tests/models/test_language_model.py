@@ -295,6 +295,20 @@ def test_prompts_of_unequal_length_continue_as_each_alone():
         assert both[row].tolist() == alone[0].tolist()
 
 
+def test_padding_before_a_prompt_changes_no_logits():
+    model, prompt = small(mgk()), tokens(1, 5)
+    place = torch.arange(5)[None]
+    with torch.no_grad():
+        alone = model.next_logits(prompt, key_mask=None, positions=place, caches=model.new_caches())
+        padded = model.next_logits(
+            torch.cat([tokens(1, 3), prompt], 1),
+            key_mask=torch.arange(8)[None] >= 3,
+            positions=torch.cat([place[:, :3] * 0, place], 1),
+            caches=model.new_caches(),
+        )
+    torch.testing.assert_close(padded, alone, rtol=1e-4, atol=1e-5)
+
+
 def test_only_scored_tokens_reach_the_output():
     model = small()
     inputs = tokens(2)

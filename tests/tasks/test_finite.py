@@ -10,6 +10,7 @@ import torch
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.tasks import NonFiniteError
+from lit_probattn.tasks.finite import describe_samples
 from tests.tasks.tiny import data, loss_scaling, overflow_at, task, trainer
 
 
@@ -194,3 +195,8 @@ def test_a_checkpoint_without_a_training_state_begins_with_no_overflows():
     assert module._overflows_in_a_row == 4
     module.on_load_checkpoint({})
     assert module._overflows_in_a_row == 0
+
+
+@pytest.mark.parametrize(("count", "end"), [(64, ", 63"), (65, ", 63 and 1 more")])
+def test_a_message_has_up_to_64_samples(count, end):
+    assert describe_samples(range(count)).endswith(end)

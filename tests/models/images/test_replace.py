@@ -8,7 +8,7 @@ import pytest
 import timm
 import torch
 
-from lit_probattn.attention import MGKAttention, SoftmaxAttention
+from lit_probattn.attention import Core, MGKAttention, SoftmaxAttention
 from lit_probattn.models.images import ImageModel, replace_attention
 from lit_probattn.models.images.layers import KeySlot
 from lit_probattn.randomness import RandomKey
@@ -31,6 +31,8 @@ def test_softmax_through_the_replacement_is_timm(make, backend):
         ours, lambda *a, **k: SoftmaxAttention(*a, backend=backend, **k), init="copy"
     )
     assert len(names) == (4 if make is swin else 3)
+    kinds = {core.auto_kind for core in ours.modules() if isinstance(core, Core)}
+    assert kinds == ({"window"} if make is swin else {""})  # rows of the table of `auto`
     torch.testing.assert_close(ours(pictures()), theirs(pictures()), rtol=0, atol=1e-4)
     expected, found = gradients(theirs), gradients(ours)
     shared = expected.keys() & found.keys()

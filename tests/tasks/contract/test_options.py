@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -681,6 +683,7 @@ OPTIONS: dict[str, dict[str, Option]] = {
     "TextClassifier": text_classifier(),
     "Translation": translation(),
 }
+DEFAULTS = Path(__file__).with_name("defaults.json")
 # Options that a task does not take from the one that it is derived from.
 NOT_TAKEN = {"ReleasedLanguageModeling": {"norm_first"}}
 
@@ -703,6 +706,31 @@ def test_every_option_is_in_the_table_and_away_from_its_default(name):
     assert [n for n, entry in OPTIONS[name].items() if entry.value == defaults[n]] == []
     numbers = [v for v in common(name).values() if type(v) in (int, float)]
     assert sorted(n for n in numbers if numbers.count(n) > 1) == []
+
+
+def defaults_of_tasks() -> str:
+    """The defaults of every task, many of them published, as `defaults.json` has them."""
+    found = {
+        name: {
+            option: "required" if value is inspect.Parameter.empty else repr(value)
+            for option, value in options_of(cls).items()
+        }
+        for name, cls in TASKS.items()
+    }
+    return json.dumps(found, indent=1, sort_keys=True) + "\n"
+
+
+def test_defaults_are_those_of_the_file():
+    found = DEFAULTS.read_text(encoding="utf-8")
+    assert found == defaults_of_tasks(), "if they are right: python -m tests.tasks.contract"
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_checkpoints_hold_every_option_but_callables(name):
+    given = common(name)
+    kept = {option: value for option, value in given.items() if not callable(value)}
+    found = build(name, given).hparams
+    assert {option: found[option] for option in kept} == kept
 
 
 @pytest.mark.parametrize("name", TASKS)

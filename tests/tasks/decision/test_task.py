@@ -176,6 +176,12 @@ def test_episodes_have_the_seeds_of_the_report(monkeypatch):
     assert first == 141  # the source adds 100
 
 
+def test_long_games_show_a_line_with_target_and_episodes(monkeypatch, capsys):
+    monkeypatch.setattr(decision, "_SECONDS_BETWEEN_LINES", -1.0)
+    tiny.trainer(1, enable_progress_bar=True).test(make_task(), make_data(), verbose=False)
+    assert "target 28: step 1, 3 of 3 episodes running" in capsys.readouterr().err
+
+
 def test_other_targets_may_be_asked_for():
     task = make_task(target_returns=[5.0, 20.0])
     tiny.trainer(1).test(task, make_data(), verbose=False)
