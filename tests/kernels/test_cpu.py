@@ -56,6 +56,9 @@ def test_the_peak_of_exponentials_is_of_exponentials_and_writes_nothing_else():
     expected = torch.linspace(-3.0, 3.0, count).double().exp()
     torch.testing.assert_close(buffer[count : 2 * count].double(), expected, rtol=1e-6, atol=0)
     assert (buffer[2 * count :] == 7.0).all()
+    before = buffer.fill_(0.5).clone()
+    assert peak(buffer.data_ptr(), 0) == 0
+    assert torch.equal(buffer, before)
 
 
 @needs_library
