@@ -32,7 +32,7 @@ from datamodules.trajectories.files import (
 )
 from datamodules.trajectories.minari_sets import MINARI, read_minari
 from datamodules.trajectories.segments import SegmentCollate, Segments
-from lit_probattn.base.arguments import checks_choices, with_defaults
+from lit_probattn.base.arguments import check_choice, with_defaults
 from lit_probattn.base.errors import DataError, MissingDataError, require_at_least
 
 __all__ = ["Evaluation", "Trajectories", "TrajectoryModule"]
@@ -267,11 +267,11 @@ class Trajectories(AtPath, TrajectoryModule, CachedDataModule):
 
     task = "trajectories"
 
-    @checks_choices
     def __init__(
-        self, *, env: str | None = None, quality: Quality | None = None, **kwargs: Any
+        self, *, env: str | None = None, quality: str | None = None, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
+        check_choice("quality", quality, Quality | None)
         path = self.given_path
         if path and quality is not None:
             raise DataError("path and quality are mutually exclusive; set one of them")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from lightning.pytorch.loggers.logger import DummyLogger
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.tasks import SequenceClassifier
@@ -197,3 +198,15 @@ def test_checkpoints_have_the_arguments_of_every_constructor():
     expected = {"depth": 3, "num_layers": 3, "num_classes": 2, **sizes}
     assert {name: kept.get(name) for name in expected} == expected
     assert "attention" not in kept
+
+
+def test_a_logger_gets_no_arguments_of_the_task():
+    """A run's configuration is logged instead."""
+    got = []
+
+    class Recorder(DummyLogger):
+        def log_hyperparams(self, *given, **named):
+            got.append((given, named))
+
+    trainer(1, logger=Recorder()).fit(task(), data())
+    assert got == []

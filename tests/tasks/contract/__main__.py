@@ -1,5 +1,8 @@
 """Write `defaults.json`: `python -m tests.tasks.contract`."""
 
-from tests.tasks.contract.test_options import DEFAULTS, defaults_of_tasks
+import json
 
-DEFAULTS.write_text(defaults_of_tasks(), encoding="utf-8")
+from tests.tasks.contract.test_options import DEFAULTS, TASKS, defaults_of
+
+text = json.dumps({name: defaults_of(name) for name in TASKS}, indent=1, sort_keys=True)
+DEFAULTS.write_text(text + "\n", encoding="utf-8")
