@@ -342,10 +342,14 @@ class _ChangedC:
         """Take the changed folder before the first test is collected."""
         from lit_probattn.kernels.cpu import library
 
-        folder = Path(tempfile.mkdtemp(prefix="mutant-"))
-        shutil.copytree(ROOT / self.file.parent, folder, dirs_exist_ok=True)
-        (folder / self.file.name).write_text(self.source, encoding="utf-8")
-        library._FOLDER = folder
+        self.folder = Path(tempfile.mkdtemp(prefix="mutant-"))
+        shutil.copytree(ROOT / self.file.parent, self.folder, dirs_exist_ok=True)
+        (self.folder / self.file.name).write_text(self.source, encoding="utf-8")
+        library._FOLDER = self.folder
+
+    def pytest_sessionfinish(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self.folder)
 
 
 def forked(work: Callable[[], int], limit: float) -> int | None:
