@@ -23,11 +23,11 @@ import argparse
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
-from datamodules.trajectories.environments import ENVIRONMENTS, QUALITIES, Environment
+from datamodules.trajectories.environments import ENVIRONMENTS, Environment, Quality
 from datamodules.trajectories.files import file_name
 from datamodules.trajectories.toy_environment import TOY
 from lit_probattn.rollouts.environments import make_environment
@@ -208,7 +208,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     environments = {each.name: each for each in (*ENVIRONMENTS.values(), TOY)}
     parser.add_argument("--env", choices=environments, required=True)
-    parser.add_argument("--quality", choices=QUALITIES, required=True)
+    parser.add_argument("--quality", choices=get_args(Quality), required=True)
     parser.add_argument("--out", type=Path, required=True, help="data folder")
     parser.add_argument("--num_steps", type=int, default=1_000_000, help="minimum number of steps")
     parser.add_argument("--budget", type=int, help="maximum number of search steps")
