@@ -251,7 +251,7 @@ def chosen_tests(
 ) -> list[str]:
     """Return the tests that run a line, shuffled; of one outside functions, that run its file.
 
-    Of a line that none runs they are those of the last line before it that is run.
+    If no test is recorded for a line, they are the tests of the last recorded line before it.
 
     Of a file with kernels alone, which have no probes, they are those that run a file beside it;
     of C they are all.
@@ -260,7 +260,7 @@ def chosen_tests(
         return tests
     start, probed = statement_of(source, line), probed_lines(source)
     if start in probed:
-        # Processes that a test forks leave no traces: what runs the line before goes on there.
+        # A line that runs only in forked processes is not recorded, unlike the line before it.
         lines_run = [found for found in runs.get(file, {}) if found <= start]
         names = runs[file][max(lines_run)] if lines_run else []
     else:
