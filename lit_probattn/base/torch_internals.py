@@ -6,12 +6,18 @@ another test forbids private names elsewhere.
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import functools
+import signal
 import socket
 import sys
+import threading
+import time
 import types
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from traceback import walk_stack
 from typing import Any, TypeVar, cast
 
 import torch
@@ -49,6 +55,7 @@ __all__ = [
     "recomputation",
     "softmax_backward",
     "storage_key",
+    "worker_deaths_outside_locks",
 ]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -246,6 +253,49 @@ def peak_bytes(
     with tracker:
         step()
     return tracker.peak
+
+
+@contextlib.contextmanager
+def worker_deaths_outside_locks() -> Iterator[None]:
+    """Let PyTorch report killed loader processes only where no lock of `threading` is involved.
+
+    PyTorch's handler of SIGCHLD raises wherever the main thread is. While that thread takes or
+    returns a lock, the lock would stay taken for ever, and whatever needs it later, like the end of
+    a queue, would wait for ever. There, the signal is repeated after a moment.
+
+    After this context the handler is removed, so that it cannot raise in the code that treats the
+    error; PyTorch installs it again for the next loader.
+    """
+    number = getattr(signal, "SIGCHLD", None)
+    if number is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    from torch.utils.data._utils import signal_handling
+
+    before, was_set = signal.getsignal(number), signal_handling._SIGCHLD_handler_set
+    signal_handling._set_SIGCHLD_handler()
+    report: Any = signal.getsignal(number)
+
+    def report_outside_locks(number: int, frame: types.FrameType | None) -> None:
+        modules = {at.f_globals.get("__name__") for at, _ in walk_stack(frame)}
+        if modules.isdisjoint(("threading", "logging")):
+            report(number, frame)
+        else:  # threading.Timer itself would need locks
+            _thread.start_new_thread(_repeat, (number,))
+
+    signal.signal(number, report_outside_locks)
+    try:
+        yield
+    finally:
+        if before is None or getattr(before, "__module__", "") == signal_handling.__name__:
+            before, was_set = signal.SIG_DFL, False
+        signal.signal(number, before)
+        signal_handling._SIGCHLD_handler_set = was_set
+
+
+def _repeat(number: int) -> None:
+    time.sleep(0.1)
+    signal.pthread_kill(cast(int, threading.main_thread().ident), number)
 
 
 def default_store() -> Any:

@@ -23,6 +23,7 @@ from lit_probattn.attention import Attention
 from lit_probattn.base.allowed_code import OUR_PACKAGES
 from lit_probattn.base.errors import DEBUG_VARIABLE, ConfigError
 from lit_probattn.base.provenance import is_first_rank, rank
+from lit_probattn.base.torch_internals import worker_deaths_outside_locks
 from lit_probattn.tasks.finite import NonFiniteError
 from lit_probattn.training import peers
 from lit_probattn.training.checkpoints import CheckpointError
@@ -172,18 +173,6 @@ def _field(error: ConstructionError) -> str:
     return field
 
 
-def _explain_all(error: BaseException) -> tuple[str, int] | None:
-    """Return `explain` of an error, or of the failed rank or loader process behind it."""
-    try:
-        lost = peers.explain_lost_contact(error)
-        return (lost, 1) if lost else explain(error)
-    except RuntimeError as later:
-        # PyTorch's handler of SIGCHLD raises wherever the main thread is, here too.
-        if _WORKER.search(str(later)):
-            return explain(later)
-        raise
-
-
 def exit_status(run: Callable[[], object]) -> int:
     """Run a command.
 
@@ -192,7 +181,8 @@ def exit_status(run: Callable[[], object]) -> int:
         128 + signal for a run that received a stop signal and saved a checkpoint.
     """
     try:
-        run()
+        with worker_deaths_outside_locks():
+            run()
     except Preempted as stopped:
         if is_first_rank():
             print(stopped, flush=True)
@@ -203,7 +193,8 @@ def exit_status(run: Callable[[], object]) -> int:
         print_error_line("stopped by SIGINT")
         return 128 + int(signal.SIGINT)
     except (Exception, ConstructionError) as error:
-        explained = _explain_all(error)
+        lost = peers.explain_lost_contact(error)
+        explained = (lost, 1) if lost else explain(error)
         if explained is not None:
             print_error_line(explained[0])
         if explained is None or os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0"):

@@ -7,10 +7,12 @@ A failure here means that the library has changed: mend the file that the test n
 from __future__ import annotations
 
 import inspect
+import signal
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 from torch.utils.flop_counter import flop_registry
 
 from lit_probattn.base import torch_internals
@@ -206,3 +208,34 @@ def test_an_operator_can_be_defined_again():
         library.define("again(Tensor x) -> Tensor")
         library.impl("again", lambda x, result=result: x * result, "CompositeExplicitAutograd")
         assert torch.ops.lit_probattn_test.again(torch.ones(2)).tolist() == [result] * 2
+
+
+def test_the_handler_of_killed_loader_processes_is_removed_and_installed_again():
+    def handler():
+        return signal.getsignal(signal.SIGCHLD)
+
+    def start_loader():
+        assert next(iter(DataLoader(range(2), num_workers=1))).tolist() == [0]
+
+    with torch_internals.worker_deaths_outside_locks():
+        inside = handler()
+        start_loader()
+        assert handler() is inside
+        with torch_internals.worker_deaths_outside_locks():
+            assert handler() is not inside
+        assert handler() is inside
+    assert handler() is signal.SIG_DFL
+    start_loader()
+    assert handler().__module__ == "torch.utils.data._utils.signal_handling"
+
+
+def test_other_handlers_of_ended_processes_are_kept():
+    ended = []
+    before = signal.signal(signal.SIGCHLD, lambda *_: ended.append(len(ended)))
+    try:
+        with torch_internals.worker_deaths_outside_locks():
+            signal.raise_signal(signal.SIGCHLD)
+        signal.raise_signal(signal.SIGCHLD)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert ended == [0, 1]

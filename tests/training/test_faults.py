@@ -9,8 +9,10 @@ import os
 import re
 import resource
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from multiprocessing import resource_sharer
 from pathlib import Path
 
@@ -130,6 +132,22 @@ def kill_loaders(monkeypatch):
         worker.kill()
 
 
+def kill_loaders_in_a_lock(monkeypatch):
+    """The death is noticed while the queue of the process returns its lock."""
+
+    def notice(frame, event, argument):
+        if event == "call" and frame.f_code is threading.Condition.__exit__.__code__:
+            sys.setprofile(None)
+            signal.raise_signal(signal.SIGCHLD)
+
+    handler = signal.signal(signal.SIGCHLD, lambda *_: None)
+    (worker,) = multiprocessing.active_children()
+    worker.kill()
+    os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+    signal.signal(signal.SIGCHLD, handler)
+    sys.setprofile(notice)
+
+
 def reset_connection(monkeypatch):
     """What is seen of it while the process still counts as alive."""
 
@@ -139,24 +157,27 @@ def reset_connection(monkeypatch):
     monkeypatch.setattr(resource_sharer.DupFd, "detach", detach)
 
 
-def notice_the_death_later(monkeypatch):
-    """PyTorch's handler of SIGCHLD raises while the lost connection is explained."""
-    reset_connection(monkeypatch)
-
-    def interrupted(error):
-        raise RuntimeError("DataLoader worker (pid 5) is killed by signal: Killed. ")
-
-    monkeypatch.setattr(cli_errors, "_is_from_loader", interrupted)
-
-
-@pytest.mark.parametrize("fault", [kill_loaders, reset_connection, notice_the_death_later])
-def test_a_killed_loader_process_is_one_line(monkeypatch, capsys, fault):
+@pytest.mark.parametrize(
+    ("collate", "fault"),
+    [
+        (None, kill_loaders),
+        (None, reset_connection),
+        (list, kill_loaders_in_a_lock),  # without tensors, which need the process to be read
+    ],
+)
+def test_a_killed_loader_process_is_one_line(monkeypatch, capsys, collate, fault):
     def read():
-        for number, _ in enumerate(DataLoader(torch.zeros(97, 3), num_workers=1)):
-            if number == 1:
-                fault(monkeypatch)
+        loader = iter(DataLoader(range(97), num_workers=1, collate_fn=collate))
+        next(loader)
+        assert loader._worker_result_queue._poll(60)  # the next batch is there
+        fault(monkeypatch)
+        for _ in loader:
+            pass
 
-    assert cli_errors.exit_status(read) == 2
+    try:
+        assert cli_errors.exit_status(read) == 2
+    finally:
+        sys.setprofile(None)
     line = the_error(capsys.readouterr().err)
     assert re.search(
         r"a loader process( \(\d+\))? was killed, most likely because memory ran out", line
