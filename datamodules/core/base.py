@@ -35,7 +35,7 @@ from datamodules.core.loaders import (
 )
 from datamodules.core.order import EvaluationOrder, MicroSteps, TrainingOrder
 from datamodules.core.sequences import PadCollate
-from lit_probattn.base.arguments import checks_choices
+from lit_probattn.base.arguments import checks_arguments
 from lit_probattn.base.errors import DataError, MissingDataError, require_at_least
 
 __all__ = ["CachedDataModule", "DataModule", "Generated", "Published", "Split"]
@@ -92,7 +92,7 @@ class DataModule(pl.LightningDataModule):
     shuffles = True  # whether each epoch of training is permuted
     select_on_test = False  # whether the validation split is the test split
 
-    @checks_choices
+    @checks_arguments
     def __init__(
         self,
         data_dir: str | None = None,

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from datamodules.core.base import DataModule
+from lit_probattn.base.arguments import checks_arguments
 from lit_probattn.base.errors import DataError
 from lit_probattn.base.files import fingerprint
 
@@ -33,6 +34,7 @@ class HeldOut(DataModule):
 
     may_hold_out_none = False
 
+    @checks_arguments
     def __init__(self, *, val_fraction: float = 0.1, split_seed: int = 0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if self.may_hold_out_none and not 0 <= val_fraction < 1:
@@ -53,6 +55,7 @@ class Divided(HeldOut):
         DataError: The fractions leave nothing for training.
     """
 
+    @checks_arguments
     def __init__(self, *, test_fraction: float = 0.1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         check_shares(test_fraction=test_fraction, val_fraction=self.val_fraction)

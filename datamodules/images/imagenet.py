@@ -19,7 +19,7 @@ from datamodules.core.report import compare_size
 from datamodules.images.batches import ImageCollate, Mixing, RequestOrder
 from datamodules.images.files import ImageFiles, find_root, read_train, read_val
 from datamodules.images.samples import ImageSplit, keep_global_random_state, open_image
-from lit_probattn.base.arguments import checks_choices
+from lit_probattn.base.arguments import checks_arguments
 from lit_probattn.base.errors import DamagedError, DataError, require_at_least
 from lit_probattn.base.files import digest, replace_text
 
@@ -68,7 +68,7 @@ class ImageNet(ClassMap, DataModule):
     num_features = 3  # red, green and blue
     max_seq_len: int
 
-    @checks_choices
+    @checks_arguments
     def __init__(
         self,
         image_size: int = 224,

@@ -24,7 +24,7 @@ from datamodules.core.sequences import (
     batch_of,
     next_power_of_two,
 )
-from lit_probattn.base.arguments import checks_choices
+from lit_probattn.base.arguments import checks_arguments
 from lit_probattn.base.errors import DataError, require_at_least
 
 __all__ = ["RELEASE", "ArenaData", "ArenaPixels", "ArenaTokens", "PixelCollate", "find_tables"]
@@ -210,7 +210,7 @@ class ArenaPixels(ArenaData):
 
     num_ids = 256
 
-    @checks_choices
+    @checks_arguments
     def __init__(self, *, key_mask: KeyMask = "non_zero", **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.key_mask: KeyMask = key_mask

@@ -22,7 +22,7 @@ from datamodules.lra.listops_generator import (
     GeneratorSettings,
     generate_chunks,
 )
-from lit_probattn.base.arguments import checks_choices, with_defaults
+from lit_probattn.base.arguments import checks_arguments, with_defaults
 from lit_probattn.base.errors import DataError, require_at_least
 from lit_probattn.base.files import fingerprint
 from lit_probattn.base.processes import num_useful
@@ -69,7 +69,7 @@ class ListOps(Generated, ArenaTokens):
     num_classes = 10  # the values
     num_ids = len(TOKENS) + 1
 
-    @checks_choices
+    @checks_arguments
     def __init__(
         self,
         source: Literal["generated", "released"] = "generated",

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from datamodules.core.base import DataModule
 from datamodules.core.sequences import SequenceSplit
-from lit_probattn.base.arguments import checks_choices
+from lit_probattn.base.arguments import checks_arguments
 from lit_probattn.base.errors import require_at_least
 
 __all__ = ["Normalization", "Normalizer", "SeriesData", "SeriesSplit", "fill_missing"]
@@ -104,7 +104,7 @@ class SeriesData(DataModule):
         **kwargs: Arguments of the parent class.
     """
 
-    @checks_choices
+    @checks_arguments
     def __init__(
         self,
         *,

@@ -16,7 +16,7 @@ from datamodules.core.own import SHOWN_SAMPLES, AtPath, beginning, split_of
 from datamodules.text.choice import TokenChoice, Unit
 from datamodules.text.source import Block, ParquetText, PlainText, TextSource
 from datamodules.text.stream import TextStream
-from lit_probattn.base.arguments import checks_choices
+from lit_probattn.base.arguments import checks_arguments
 from lit_probattn.base.errors import DataError, MissingDataError
 from lit_probattn.base.files import digest, fingerprint
 
@@ -127,7 +127,7 @@ class OwnText(AtPath, Divided, TextStream):
     task = "own_text"
     units: TokenChoice
 
-    @checks_choices
+    @checks_arguments
     def __init__(
         self,
         *,

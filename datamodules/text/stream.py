@@ -20,7 +20,7 @@ from datamodules.text.job import TokenisationJob
 from datamodules.text.segments import ColumnSplit, PromptSplit, StreamCollate, WindowSplit
 from datamodules.text.source import TextSource
 from datamodules.text.tokens import Tokens
-from lit_probattn.base.arguments import checks_choices
+from lit_probattn.base.arguments import checks_arguments
 from lit_probattn.base.errors import DataError, require_at_least
 from lit_probattn.base.progress import progress
 
@@ -91,7 +91,7 @@ class TextStream(CachedDataModule):
     title = "text"
     max_seq_len: int
 
-    @checks_choices
+    @checks_arguments
     def __init__(
         self,
         units: TokenChoice,

@@ -17,7 +17,7 @@ from datamodules.core.sequences import TokenSplit, ragged_writer
 from datamodules.core.tables import TABLES, Table, labels_of, read_table
 from datamodules.text.choice import TokenChoice, Unit
 from datamodules.text.tokens import Tokens
-from lit_probattn.base.arguments import checks_choices
+from lit_probattn.base.arguments import checks_arguments
 from lit_probattn.base.errors import DataError, require_at_least
 from lit_probattn.base.progress import progress
 
@@ -211,7 +211,7 @@ class LabelledTexts(TextTable):
     task = "own_texts"
     max_seq_len: int
 
-    @checks_choices
+    @checks_arguments
     def __init__(
         self,
         *,

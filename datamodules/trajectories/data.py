@@ -32,7 +32,7 @@ from datamodules.trajectories.files import (
 )
 from datamodules.trajectories.minari_sets import MINARI, read_minari
 from datamodules.trajectories.segments import SegmentCollate, Segments
-from lit_probattn.base.arguments import check_choice, with_defaults
+from lit_probattn.base.arguments import check_choice, checks_arguments, with_defaults
 from lit_probattn.base.errors import DataError, MissingDataError, require_at_least
 
 __all__ = ["Evaluation", "Trajectories", "TrajectoryModule"]
@@ -96,6 +96,7 @@ class TrajectoryModule(HeldOut):
     sets: tuple[str, ...] = ("pad_to", "pad_multiple")
     may_hold_out_none = True
 
+    @checks_arguments
     def __init__(
         self, *, context_length: int = 20, return_scale: float = 1000.0, **kwargs: Any
     ) -> None:

@@ -24,7 +24,8 @@ without which it has no effect; setting it nevertheless is one warning:
         em_weighting: Weighting = only_with("uniform", e_step="soft")
 
 The values of an argument with a `Literal` type are declared by this type alone: records that derive
-from `Options`, and constructors decorated with `takes` or `checks_choices`, refuse all others.
+from `Options`, and constructors decorated with `takes` or `checks_arguments`, refuse all others, and
+NaN for any argument.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from __future__ import annotations
 import argparse
 import functools
 import inspect
+import math
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -94,7 +96,7 @@ def takes(
             except TypeError as error:
                 raise TypeError(f"{init.__qualname__}() {error}") from None
             bound.apply_defaults()
-            _check_choices(construct.__annotations__, bound.arguments)
+            _check_arguments(construct.__annotations__, bound.arguments)
             init(**bound.arguments)
 
         return _shown(construct, init, signature, parts)
@@ -140,17 +142,18 @@ def by_name(
     return decorate
 
 
-def checks_choices(init: _Constructor) -> _Constructor:
+def checks_arguments(init: _Constructor) -> _Constructor:
     """Decorate a constructor so that an argument must be a value of its `Literal` type, if any.
 
     Raises:
-        ConfigError: at the call, an argument is another value; the message lists the choices.
+        ConfigError: at the call, an argument is another value (the message lists the choices), or
+            NaN.
     """
     names = list(inspect.signature(init).parameters)
 
     @functools.wraps(init)
     def construct(*args: Any, **given: Any) -> None:
-        _check_choices(_hints_of(init), dict(zip(names, args, strict=False)) | given)
+        _check_arguments(_hints_of(init), dict(zip(names, args, strict=False)) | given)
         init(*args, **given)
 
     return cast(_Constructor, construct)
@@ -182,8 +185,10 @@ def _hints_of(declared: Any) -> dict[str, Any]:
     return get_type_hints(declared)
 
 
-def _check_choices(hints: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+def _check_arguments(hints: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     for name, value in given.items():
+        if isinstance(value, float) and math.isnan(value):
+            raise ConfigError(f"{name} must be a number, received nan")
         check_choice(name, value, hints.get(name))
 
 
@@ -192,12 +197,12 @@ class Options:
     """Base class of records of options: a field with a `Literal` type accepts only its values.
 
     Raises:
-        ConfigError: a field has another value.
+        ConfigError: a field has another value, or is NaN.
     """
 
     def __post_init__(self) -> None:
         kind: Any = type(self)
-        _check_choices(_hints_of(kind), vars(self))
+        _check_arguments(_hints_of(kind), vars(self))
 
 
 def only_with(default: _Default, **needed: Any) -> _Default:

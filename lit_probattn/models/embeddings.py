@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.base.arguments import checks_choices
+from lit_probattn.base.arguments import checks_arguments
 from lit_probattn.base.torch_internals import FollowingModule
 
 Positions = Literal["reversed", "forward", "rotary"]
@@ -69,7 +69,7 @@ class TokenEmbedding(nn.Module):
         ValueError: unknown positions, or sinusoidal positions with an odd width.
     """
 
-    @checks_choices
+    @checks_arguments
     def __init__(
         self,
         *,
@@ -141,7 +141,7 @@ class Sinusoid(FollowingModule):
 
     table: Tensor
 
-    @checks_choices
+    @checks_arguments
     def __init__(
         self, *, max_seq_len: int, embed_dim: int, kind: Literal["reversed", "forward"]
     ) -> None:

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.base.arguments import checks_choices
+from lit_probattn.base.arguments import checks_arguments
 
 Pooling = Literal["mean", "mean_valid", "cls"]
 
@@ -51,7 +51,7 @@ class PooledClassifier(nn.Module):
 
     feature_parts = 1  # width of the feature in multiples of embed_dim
 
-    @checks_choices
+    @checks_arguments
     def __init__(
         self,
         *,

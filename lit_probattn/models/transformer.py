@@ -14,7 +14,7 @@ from lit_probattn.attention.engines.table import LACKS_OF_CROSS_ATTENTION
 from lit_probattn.attention.layer import Attention, AttentionFactory
 from lit_probattn.attention.packing import Packing
 from lit_probattn.attention.variant import first_lack
-from lit_probattn.base.arguments import checks_choices, takes
+from lit_probattn.base.arguments import checks_arguments, takes
 from lit_probattn.models.per_layer import differs_by_layer, layer_factories
 from lit_probattn.randomness import RandomKey
 
@@ -35,7 +35,7 @@ class MLP(nn.Module):
         activation_dropout: dropout within the MLPs, after the activation. None means `dropout`.
     """
 
-    @checks_choices
+    @checks_arguments
     def __init__(
         self,
         *,

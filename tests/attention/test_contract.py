@@ -28,7 +28,7 @@ from lit_probattn.randomness import RandomKey
 from tests.attention.own.test_related import CLASSES as RELATED
 from tests.attention.own.test_related import OF_VALUES
 from tests.attention.variants import EMBED, HEAD, examples, in_turn, layers, shipped_variants
-from tests.support.helpers import choices_of, refuses_others
+from tests.support.helpers import choices_of, numbers_of, refuses_nan, refuses_others
 from tests.support.slow import mostly_slow
 
 B, N, C, E, H = 2, 13, EMBED, HEAD, 3
@@ -130,10 +130,12 @@ def test_older_keywords_and_sizes_that_do_not_divide(name):
 
 
 @pytest.mark.parametrize("cls", variants().values())
-def test_a_choice_is_one_of_its_type(cls):
-    choices = choices_of(cls)
+def test_a_choice_is_one_of_its_type_and_a_number_is_not_nan(cls):
+    make, choices, numbers = partial(cls, C, H, head_dim=E), choices_of(cls), numbers_of(cls)
     assert "backend" in choices
-    refuses_others(partial(cls, C, H, head_dim=E), choices)
+    refuses_others(make, choices)
+    assert "dropout" in numbers
+    refuses_nan(make, numbers)
 
 
 @pytest.mark.parametrize(

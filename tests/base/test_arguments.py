@@ -14,7 +14,7 @@ from lit_probattn.base.arguments import (
     add_data,
     arguments_of,
     by_name,
-    checks_choices,
+    checks_arguments,
     takes,
 )
 from lit_probattn.base.errors import ConfigError
@@ -185,7 +185,7 @@ def test_unknown_and_missing_arguments_are_named(cls, given, told):
 class Chooser:
     """Has choices of several types."""
 
-    @checks_choices
+    @checks_arguments
     def __init__(
         self,
         mode: Literal["a", "b"],

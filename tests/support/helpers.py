@@ -279,13 +279,23 @@ def cache_bytes_per_token(layer: Attention, dtype: torch.dtype = torch.float32) 
     return per_token, held[0] - 2 * per_token
 
 
-def choices_of(cls: type) -> set[str]:
-    """Return the arguments with a `Literal` type, those of base classes included."""
+def _types_of(cls: type) -> dict[str, Any]:
+    """Return the types of arguments, those of base classes included."""
     hints: dict[str, Any] = {}
     for base in cls.__mro__:
         if "__init__" in vars(base):
             hints = get_type_hints(vars(base)["__init__"]) | hints
-    return {name for name, hint in hints.items() if get_origin(hint) is Literal}
+    return hints
+
+
+def choices_of(cls: type) -> set[str]:
+    """Return the arguments with a `Literal` type."""
+    return {name for name, hint in _types_of(cls).items() if get_origin(hint) is Literal}
+
+
+def numbers_of(cls: type) -> set[str]:
+    """Return the arguments that are a number, or a number or None."""
+    return {name for name, hint in _types_of(cls).items() if hint in (float, float | None)}
 
 
 def refuses_others(make: Callable[..., Any], names: Iterable[str]) -> None:
@@ -293,3 +303,10 @@ def refuses_others(make: Callable[..., Any], names: Iterable[str]) -> None:
     for name in names:
         with pytest.raises(ConfigError, match=f"^{name} must be one of .*, received 'neither'$"):
             make(**{name: "neither"})
+
+
+def refuses_nan(make: Callable[..., Any], names: Iterable[str]) -> None:
+    """Assert that each of these arguments is refused by name if it is not a number."""
+    for name in names:
+        with pytest.raises(ConfigError, match=f"^{name} must be a number, received nan$"):
+            make(**{name: float("nan")})

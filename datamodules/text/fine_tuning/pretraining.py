@@ -23,7 +23,7 @@ from datamodules.text.fine_tuning.documents import (
 from datamodules.text.fine_tuning.encoded import EncodedTexts
 from datamodules.text.fine_tuning.sequences import DocumentSplit, MaskedCollate
 from datamodules.text.tokens import Tokens
-from lit_probattn.base.arguments import checks_choices, with_defaults
+from lit_probattn.base.arguments import checks_arguments, with_defaults
 from lit_probattn.base.errors import DataError
 from lit_probattn.base.progress import progress
 
@@ -57,7 +57,7 @@ class PretrainingText(AtPath, Divided, PackedTraining, EncodedTexts):
 
     task = "pretraining_text"
 
-    @checks_choices
+    @checks_arguments
     def __init__(
         self, *, documents: Division = "blank_line", next_sentence: bool = True, **kwargs: Any
     ) -> None:

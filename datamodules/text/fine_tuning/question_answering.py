@@ -21,7 +21,7 @@ from datamodules.text.fine_tuning.squad import SquadFile, Version, WrongOffsets,
 from datamodules.text.fine_tuning.windows import Windows, token_span
 from datamodules.text.releases import SQUAD
 from datamodules.text.tokens import Tokens
-from lit_probattn.base.arguments import checks_choices, with_defaults
+from lit_probattn.base.arguments import checks_arguments, with_defaults
 from lit_probattn.base.errors import MissingDataError, require_at_least
 from lit_probattn.base.progress import progress
 
@@ -70,7 +70,7 @@ class QuestionAnswering(AtPath, EncodedTexts):
 
     task = "question_answering"
 
-    @checks_choices
+    @checks_arguments
     def __init__(
         self,
         *,

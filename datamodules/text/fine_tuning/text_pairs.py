@@ -16,7 +16,7 @@ from datamodules.text.fine_tuning.encoded import EncodedTexts
 from datamodules.text.releases import PAIRS
 from datamodules.text.table import Encoded, Texts, TextTable
 from datamodules.text.tokens import Tokens
-from lit_probattn.base.arguments import checks_choices
+from lit_probattn.base.arguments import checks_arguments
 from lit_probattn.base.errors import DataError
 
 __all__ = ["TextPairs"]
@@ -52,7 +52,7 @@ class TextPairs(EncodedTexts, TextTable):
 
     task = "text_pairs"
 
-    @checks_choices
+    @checks_arguments
     def __init__(
         self,
         *,

@@ -24,7 +24,7 @@ from datamodules.text.sentences.release import SentenceText, find_release
 from datamodules.text.source import TextSource
 from datamodules.text.stream import TextStream
 from datamodules.text.token_batches import TokenBatches
-from lit_probattn.base.arguments import checks_choices
+from lit_probattn.base.arguments import checks_arguments
 from lit_probattn.base.errors import DataError, require_at_least
 
 __all__ = ["LM1B"]
@@ -74,7 +74,7 @@ class LM1B(PackedTraining, TokenBatches, TextStream):
     title = "LM1B"
     units: TokenChoice
 
-    @checks_choices
+    @checks_arguments
     def __init__(
         self,
         corpus: Literal["lm1b", "other"] = "lm1b",

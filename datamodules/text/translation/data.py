@@ -27,7 +27,7 @@ from datamodules.text.translation.preparation import (
     is_prepared,
     read_codes,
 )
-from lit_probattn.base.arguments import check_choice, checks_choices
+from lit_probattn.base.arguments import check_choice, checks_arguments
 from lit_probattn.base.errors import (
     DataError,
     MissingDataError,
@@ -82,7 +82,7 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
     cleaning_by_pieces = False
     max_seq_len: int
 
-    @checks_choices
+    @checks_arguments
     def __init__(
         self,
         *,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_probattn.attention.layer import AttentionFactory
-from lit_probattn.base.arguments import checks_choices
+from lit_probattn.base.arguments import checks_arguments
 from lit_probattn.models.images.replace import WeightInit, key_slot, places_of, replace_attention
 from lit_probattn.randomness import RandomKey
 
@@ -42,7 +42,7 @@ class ImageModel(nn.Module):
             range; see also `replace_attention`.
     """
 
-    @checks_choices
+    @checks_arguments
     def __init__(
         self,
         attention: AttentionFactory,

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lit_probattn.attention.layer import Attention, AttentionFactory
-from lit_probattn.base.arguments import arguments_of, checks_choices, takes
+from lit_probattn.base.arguments import arguments_of, checks_arguments, takes
 from lit_probattn.base.torch_internals import FollowingModule
 from lit_probattn.models.embeddings import sine_positions
 from lit_probattn.models.per_layer import layer_factories
@@ -39,7 +39,7 @@ class SeriesEmbedding(FollowingModule):
         ValueError: fixed positions with an odd width.
     """
 
-    @checks_choices
+    @checks_arguments
     def __init__(
         self,
         *,
@@ -129,7 +129,7 @@ class FlattenedClassifier(nn.Module):
         num_classes: number of labels.
     """
 
-    @checks_choices
+    @checks_arguments
     def __init__(
         self,
         *,

@@ -26,7 +26,7 @@ from lit_probattn import tasks
 from lit_probattn.attention import FiSHAttention, SoftmaxAttention
 from lit_probattn.tasks.base import SIZES
 from lit_probattn.tasks.schedules import ScheduleValues
-from tests.support.helpers import choices_of, refuses_others
+from tests.support.helpers import choices_of, numbers_of, refuses_nan, refuses_others
 
 TASKS = {
     name: cls
@@ -746,10 +746,15 @@ def test_every_option_reaches_its_place(name):
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_a_choice_is_one_of_its_type(name):
-    choices = choices_of(TASKS[name])
+def test_a_choice_is_one_of_its_type_and_a_number_is_not_nan(name):
+    def make(**one):
+        return build(name, {**common(name), **one})
+
+    choices, numbers = choices_of(TASKS[name]), numbers_of(TASKS[name])
     assert "schedule" in choices
-    refuses_others(lambda **one: build(name, {**common(name), **one}), choices)
+    refuses_others(make, choices)
+    assert {"lr", "weight_decay"} < numbers
+    refuses_nan(make, numbers)
 
 
 @pytest.mark.parametrize("name", TASKS)
