@@ -9,7 +9,8 @@ import numpy as np
 from datamodules.core.base import Generated, Split
 from datamodules.core.order import hashes
 from datamodules.core.sequences import Ragged, TokenSplit
-from lit_probattn.base.errors import DataError, require_at_least
+from lit_probattn.base.arguments import Count, checks_arguments
+from lit_probattn.base.errors import DataError
 
 __all__ = ["Synthetic"]
 
@@ -36,18 +37,18 @@ class Synthetic(Generated):
     num_classes: int
     max_seq_len: int
 
+    @checks_arguments
     def __init__(
         self,
         *,
-        min_length: int = 32,
-        max_length: int = 64,
-        vocab_size: int = 32,
-        num_classes: int = 4,
+        min_length: Count = 32,
+        max_length: Count = 64,
+        vocab_size: Count = 32,
+        num_classes: Count = 4,
         data_seed: int = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        require_at_least(1, min_length=min_length, num_classes=num_classes)
         if max_length < min_length:
             raise DataError(f"max_length={max_length} is below min_length={min_length}")
         if vocab_size < num_classes + 2:

@@ -79,7 +79,7 @@ def test_sizes_and_options_are_those_of_the_call():
         ((None, 8, 2, {}), "name must be .* or a path, received None"),
         (("smgk", 8, 2, {"dropout": "x"}), "MGKAttention: dropout: Expected a <class 'float'>"),
         (("smgk", 10, 4), "num_heads must divide embed_dim"),
-        (("smgk", 8, 0), "num_heads must divide embed_dim"),
+        (("smgk", 8, 0), "num_heads must be at least 1"),
         (("smgk", 8, 2, {"num_components": "two"}), "num_components"),
         (("smgk", 8, 2, {"dropout": 1.0}), r"dropout must be in \[0, 1\), received 1.0"),
         (("softmax", 8, 2, {"score": "gauss"}), "score"),

@@ -35,8 +35,8 @@ from datamodules.core.loaders import (
 )
 from datamodules.core.order import EvaluationOrder, MicroSteps, TrainingOrder
 from datamodules.core.sequences import PadCollate
-from lit_probattn.base.arguments import checks_arguments
-from lit_probattn.base.errors import DataError, MissingDataError, require_at_least
+from lit_probattn.base.arguments import Count, WholeNumber, checks_arguments
+from lit_probattn.base.errors import DataError, MissingDataError
 
 __all__ = ["CachedDataModule", "DataModule", "Generated", "Published", "Split"]
 
@@ -97,12 +97,12 @@ class DataModule(pl.LightningDataModule):
         self,
         data_dir: str | None = None,
         cache_dir: str | None = None,
-        batch_size: int = 32,
-        eval_batch_size: int | None = None,
-        num_workers: int = 0,
+        batch_size: Count = 32,
+        eval_batch_size: Count | None = None,
+        num_workers: WholeNumber = 0,
         seed: int = 0,
         pad_to: Literal["longest", "max"] = "longest",
-        pad_multiple: int = 64,
+        pad_multiple: Count = 64,
         predict_split: SplitName = "test",
     ) -> None:
         super().__init__()
@@ -111,10 +111,6 @@ class DataModule(pl.LightningDataModule):
         cache = cache_dir or os.environ.get("LIT_PROBATTN_CACHE")
         self.cache_dir = expand(cache) if cache else default_root(self.data_dir)
         self._cache_is_named = bool(cache)
-        require_at_least(
-            1, batch_size=batch_size, eval_batch_size=eval_batch_size, pad_multiple=pad_multiple
-        )
-        require_at_least(0, num_workers=num_workers)
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
         self.num_workers, self.seed = num_workers, seed
         self.pad_to, self.pad_multiple = pad_to, pad_multiple
@@ -307,11 +303,11 @@ class Generated(DataModule):
         **kwargs: Arguments of the parent class.
     """
 
+    @checks_arguments
     def __init__(
-        self, *, num_train: int = 512, num_val: int = 128, num_test: int = 128, **kwargs: Any
+        self, *, num_train: Count = 512, num_val: Count = 128, num_test: Count = 128, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        require_at_least(1, num_train=num_train, num_val=num_val, num_test=num_test)
         self.num_samples = {"train": num_train, "val": num_val, "test": num_test}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,14 @@ from datamodules.core.report import compare_size
 from datamodules.images.batches import ImageCollate, Mixing, RequestOrder
 from datamodules.images.files import ImageFiles, find_root, read_train, read_val
 from datamodules.images.samples import ImageSplit, keep_global_random_state, open_image
-from lit_probattn.base.arguments import checks_arguments
-from lit_probattn.base.errors import DamagedError, DataError, require_at_least
+from lit_probattn.base.arguments import (
+    NotNegative,
+    Probability,
+    Range,
+    WholeNumber,
+    checks_arguments,
+)
+from lit_probattn.base.errors import DamagedError, DataError
 from lit_probattn.base.files import digest, replace_text
 
 __all__ = ["ImageNet"]
@@ -71,30 +77,22 @@ class ImageNet(ClassMap, DataModule):
     @checks_arguments
     def __init__(
         self,
-        image_size: int = 224,
+        image_size: Annotated[int, Range(8)] = 224,
         augmentation: Literal["recipe", "none"] = "recipe",
         auto_augment: str | None = "rand-m9-mstd0.5-inc1",
-        color_jitter: float = 0.4,
-        erase: float = 0.25,
-        flip: float = 0.5,
-        mixup: float = 0.8,
-        cutmix: float = 1.0,
-        mix_probability: float = 1.0,
-        mix_switch: float = 0.5,
-        held_out_per_class: int = 0,
+        color_jitter: NotNegative = 0.4,
+        erase: Probability = 0.25,
+        flip: Probability = 0.5,
+        mixup: NotNegative = 0.8,
+        cutmix: NotNegative = 1.0,
+        mix_probability: Probability = 1.0,
+        mix_switch: Probability = 0.5,
+        held_out_per_class: WholeNumber = 0,
         ground_truth: str | None = None,
         verify: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        require_at_least(8, image_size=image_size)
-        require_at_least(0, held_out_per_class=held_out_per_class)
-        shares = {"erase": erase, "flip": flip, "mix_probability": mix_probability}
-        for name, value in {**shares, "mix_switch": mix_switch}.items():
-            if not 0 <= value <= 1:
-                raise DataError(f"{name} is a probability, received {value}")
-        if min(mixup, cutmix) < 0:
-            raise DataError(f"mixup and cutmix must be at least 0, received {mixup} and {cutmix}")
         self.image_size, self.verify = image_size, verify
         self.max_seq_len = image_size**2
         self.held_out_per_class = held_out_per_class

@@ -24,7 +24,7 @@ from datamodules.core.sequences import (
     batch_of,
     next_power_of_two,
 )
-from lit_probattn.base.arguments import checks_arguments
+from lit_probattn.base.arguments import Count, checks_arguments
 from lit_probattn.base.errors import DataError, require_at_least
 
 __all__ = ["RELEASE", "ArenaData", "ArenaPixels", "ArenaTokens", "PixelCollate", "find_tables"]
@@ -79,11 +79,11 @@ class ArenaData(CachedDataModule):
     num_ids: int  # padding included
     vocab_size: int
 
+    @checks_arguments
     def __init__(
-        self, *, parity_eval: int | None = None, vocab_size: int = 512, **kwargs: Any
+        self, *, parity_eval: Count | None = None, vocab_size: Count = 512, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        require_at_least(1, parity_eval=parity_eval)
         require_at_least(self.num_ids, vocab_size=vocab_size)
         self.parity_eval, self.vocab_size = parity_eval, vocab_size
 
@@ -148,9 +148,9 @@ class ArenaTokens(ArenaData):
     num_ids = 257  # bytes and padding
     max_seq_len: int
 
-    def __init__(self, *, max_length_tokens: int = 4000, **kwargs: Any) -> None:
+    @checks_arguments
+    def __init__(self, *, max_length_tokens: Count = 4000, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        require_at_least(1, max_length_tokens=max_length_tokens)
         self._max_length_tokens = max_length_tokens
         self.max_seq_len = next_power_of_two(max_length_tokens)
 

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +22,8 @@ from datamodules.lra.listops_generator import (
     GeneratorSettings,
     generate_chunks,
 )
-from lit_probattn.base.arguments import checks_arguments, with_defaults
-from lit_probattn.base.errors import DataError, require_at_least
+from lit_probattn.base.arguments import Count, Range, WholeNumber, checks_arguments, with_defaults
+from lit_probattn.base.errors import DataError
 from lit_probattn.base.files import fingerprint
 from lit_probattn.base.processes import num_useful
 from lit_probattn.base.progress import progress
@@ -73,18 +73,15 @@ class ListOps(Generated, ArenaTokens):
     def __init__(
         self,
         source: Literal["generated", "released"] = "generated",
-        min_length: int = 500,
+        min_length: WholeNumber = 500,
         max_length: int = 2000,
-        max_depth: int = 10,
-        max_args: int = 10,
-        generator_seed: int = 0,
-        num_processes: int | None = None,
+        max_depth: Count = 10,
+        max_args: Annotated[int, Range(2)] = 10,
+        generator_seed: WholeNumber = 0,
+        num_processes: Count | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        require_at_least(1, max_depth=max_depth, num_processes=num_processes)
-        require_at_least(2, max_args=max_args)
-        require_at_least(0, min_length=min_length, generator_seed=generator_seed)
         if max_length < min_length + 2:
             raise DataError(
                 f"both bounds are exclusive: max_length must be at least min_length + 2 = "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -15,8 +15,8 @@ from datamodules.core.order import permutation
 from datamodules.lra import pathfinder_release as release
 from datamodules.lra.arena import ArenaPixels, pixel_split, write_images
 from datamodules.lra.pathfinder_contours import GENERATOR_VERSION, GeneratorSettings
-from lit_probattn.base.arguments import checks_arguments
-from lit_probattn.base.errors import DataError, require_at_least
+from lit_probattn.base.arguments import Count, Range, WholeNumber, checks_arguments
+from lit_probattn.base.errors import DataError
 from lit_probattn.base.processes import num_useful
 from lit_probattn.base.progress import progress
 
@@ -66,18 +66,15 @@ class Pathfinder(ArenaPixels):
         difficulty: Literal["easy", "intermediate", "hard"],
         resolution: Literal[32, 128] = 32,
         source: Literal["released", "generated"] = "released",
-        num_images: int = _NUM_PUBLISHED,
-        generator_seed: int = 0,
+        num_images: Annotated[int, Range(10)] = _NUM_PUBLISHED,
+        generator_seed: WholeNumber = 0,
         generated_dir: str | None = None,
-        num_processes: int | None = None,
+        num_processes: Count | None = None,
         split: Literal["shuffled", "in_order"] = "shuffled",
         split_seed: int = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        require_at_least(10, num_images=num_images)
-        require_at_least(1, num_processes=num_processes)
-        require_at_least(0, generator_seed=generator_seed)
         self.difficulty, self.resolution, self.source = difficulty, resolution, source
         self.num_images = num_images
         self.generator = GeneratorSettings.published(resolution, difficulty, generator_seed)

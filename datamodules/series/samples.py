@@ -11,8 +11,7 @@ import numpy.typing as npt
 
 from datamodules.core.base import DataModule
 from datamodules.core.sequences import SequenceSplit
-from lit_probattn.base.arguments import checks_arguments
-from lit_probattn.base.errors import require_at_least
+from lit_probattn.base.arguments import Count, checks_arguments
 
 __all__ = ["Normalization", "Normalizer", "SeriesData", "SeriesSplit", "fill_missing"]
 
@@ -109,11 +108,10 @@ class SeriesData(DataModule):
         self,
         *,
         normalization: Normalization = "standardize",
-        max_length: int | None = None,
+        max_length: Count | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        require_at_least(1, max_length=max_length)
         self.normalization: Normalization = normalization
         self._max_length = max_length
 

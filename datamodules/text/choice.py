@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 
@@ -16,14 +16,15 @@ from datamodules.text import learn
 from datamodules.text.source import TextSource
 from datamodules.text.token_files import read_encoder, read_subwords, read_words
 from datamodules.text.tokens import Tokens
-from lit_probattn.base.arguments import check_choice
-from lit_probattn.base.errors import DataError, require_at_least
+from lit_probattn.base.arguments import Range, check_argument
+from lit_probattn.base.errors import DataError
 from lit_probattn.base.progress import progress
 
-__all__ = ["Kind", "TokenChoice", "Unit", "of_running_text"]
+__all__ = ["Kind", "TokenChoice", "Unit", "VocabLimit", "of_running_text"]
 
 Unit = Literal["bytes", "characters", "words", "subwords"]
 Kind = Literal["wordpiece", "bpe"]
+VocabLimit = Annotated[int, Range(3)]
 _ARRAY = "tokeniser"
 _READ: dict[str, Callable[[Path], Tokens]] = {
     "words": read_words,
@@ -52,9 +53,7 @@ class TokenChoice:
     file: str | None = None
 
     def __post_init__(self) -> None:
-        check_choice("tokens", self.unit, Unit | Kind)
-        require_at_least(3, vocab_limit=self.limit)
-        require_at_least(1, min_count=self.min_count)
+        check_argument("tokens", self.unit, Unit | Kind)
         if self.unit in get_args(Kind) and self.file is not None:
             usual = (("tokens", self.unit, "wordpiece"), ("vocab_limit", self.limit, 8000))
             for name, given, default in (*usual, ("lower", self.lower, True)):

@@ -13,10 +13,10 @@ import numpy as np
 from datamodules.core.division import Divided, divide
 from datamodules.core.files import expand
 from datamodules.core.own import SHOWN_SAMPLES, AtPath, beginning, split_of
-from datamodules.text.choice import TokenChoice, Unit
+from datamodules.text.choice import TokenChoice, Unit, VocabLimit
 from datamodules.text.source import Block, ParquetText, PlainText, TextSource
 from datamodules.text.stream import TextStream
-from lit_probattn.base.arguments import checks_arguments
+from lit_probattn.base.arguments import Count, checks_arguments
 from lit_probattn.base.errors import DataError, MissingDataError
 from lit_probattn.base.files import digest, fingerprint
 
@@ -132,8 +132,8 @@ class OwnText(AtPath, Divided, TextStream):
         self,
         *,
         tokens: Unit = "bytes",
-        vocab_limit: int = 8000,
-        min_count: int = 2,
+        vocab_limit: VocabLimit = 8000,
+        min_count: Count = 2,
         **kwargs: Any,
     ) -> None:
         super().__init__(units=TokenChoice(tokens, vocab_limit, min_count), **kwargs)

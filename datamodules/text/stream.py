@@ -20,8 +20,8 @@ from datamodules.text.job import TokenisationJob
 from datamodules.text.segments import ColumnSplit, PromptSplit, StreamCollate, WindowSplit
 from datamodules.text.source import TextSource
 from datamodules.text.tokens import Tokens
-from lit_probattn.base.arguments import checks_arguments
-from lit_probattn.base.errors import DataError, require_at_least
+from lit_probattn.base.arguments import Count, checks_arguments
+from lit_probattn.base.errors import DataError
 from lit_probattn.base.progress import progress
 
 __all__ = ["TextCounts", "TextStream"]
@@ -95,20 +95,17 @@ class TextStream(CachedDataModule):
     def __init__(
         self,
         units: TokenChoice,
-        segment_len: int = 256,
+        segment_len: Count = 256,
         batching: Literal["columns", "segments"] = "columns",
-        vocab_size: int | None = None,
-        val_stride: int | None = None,
-        test_stride: int | None = None,
+        vocab_size: Count | None = None,
+        val_stride: Count | None = None,
+        test_stride: Count | None = None,
         prompts: list[str] | None = None,
-        num_prompts: int = 8,
-        prompt_len: int = 32,
+        num_prompts: Count = 8,
+        prompt_len: Count = 32,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        require_at_least(1, segment_len=segment_len, vocab_size=vocab_size)
-        require_at_least(1, val_stride=val_stride, test_stride=test_stride)
-        require_at_least(1, num_prompts=num_prompts, prompt_len=prompt_len)
         self.segment_len, self.batching = segment_len, batching
         self.units = units
         self.max_seq_len, self.shuffles = segment_len, batching == "segments"

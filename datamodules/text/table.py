@@ -15,10 +15,10 @@ from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.own import OwnSamples, Rows, beginning
 from datamodules.core.sequences import TokenSplit, ragged_writer
 from datamodules.core.tables import TABLES, Table, labels_of, read_table
-from datamodules.text.choice import TokenChoice, Unit
+from datamodules.text.choice import TokenChoice, Unit, VocabLimit
 from datamodules.text.tokens import Tokens
-from lit_probattn.base.arguments import checks_arguments
-from lit_probattn.base.errors import DataError, require_at_least
+from lit_probattn.base.arguments import Count, checks_arguments
+from lit_probattn.base.errors import DataError
 from lit_probattn.base.progress import progress
 
 __all__ = ["Encoded", "LabelledTexts", "TextTable", "Texts"]
@@ -218,13 +218,12 @@ class LabelledTexts(TextTable):
         text_column: str | None = None,
         label_column: str | None = None,
         tokens: Unit = "bytes",
-        vocab_limit: int = 8000,
-        min_count: int = 2,
-        max_length: int = 1024,
+        vocab_limit: VocabLimit = 8000,
+        min_count: Count = 2,
+        max_length: Count = 1024,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        require_at_least(1, max_length=max_length)
         self.columns = {"text_column": text_column, "label_column": label_column}
         self.choice = TokenChoice(tokens, vocab_limit, min_count)
         self.max_seq_len = max_length

@@ -12,7 +12,8 @@ from datamodules.core.token_order import (
     TokenEvaluationOrder,
     evaluation_tokens,
 )
-from lit_probattn.base.errors import DataError, require_at_least
+from lit_probattn.base.arguments import Count, checks_arguments
+from lit_probattn.base.errors import DataError
 
 __all__ = ["TokenBatches"]
 
@@ -34,12 +35,13 @@ class TokenBatches(DataModule):
 
     sets: tuple[str, ...] = ("batch_size", "eval_batch_size", "pad_to")
 
+    @checks_arguments
     def __init__(
         self,
         *,
-        max_tokens: int = 4096,
-        eval_max_tokens: int | None = None,
-        pad_multiple: int = 1,
+        max_tokens: Count = 4096,
+        eval_max_tokens: Count | None = None,
+        pad_multiple: Count = 1,
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -49,7 +51,6 @@ class TokenBatches(DataModule):
             pad_multiple=pad_multiple,
             **kwargs,
         )
-        require_at_least(1, max_tokens=max_tokens, eval_max_tokens=eval_max_tokens)
         self.max_tokens, self.eval_max_tokens = max_tokens, eval_max_tokens
 
     def batch_lengths(self, name: str) -> Lengths:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from datamodules.core.files import DAMAGED
-from datamodules.text.choice import TokenChoice, of_running_text
+from datamodules.text.choice import TokenChoice, VocabLimit, of_running_text
 from datamodules.text.releases import WIKITEXT
 from datamodules.text.source import ParquetText, PlainText, TextSource
 from datamodules.text.stream import TextStream
@@ -54,7 +54,7 @@ class WikiText103(TextStream):
         *,
         corpus: Corpus = "wikitext-103",
         vocab_file: str | None = None,
-        subwords: int | None = None,
+        subwords: VocabLimit | None = None,
         tokenizer_file: str | None = None,
         **kwargs: Any,
     ) -> None:

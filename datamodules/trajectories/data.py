@@ -32,8 +32,14 @@ from datamodules.trajectories.files import (
 )
 from datamodules.trajectories.minari_sets import MINARI, read_minari
 from datamodules.trajectories.segments import SegmentCollate, Segments
-from lit_probattn.base.arguments import check_choice, checks_arguments, with_defaults
-from lit_probattn.base.errors import DataError, MissingDataError, require_at_least
+from lit_probattn.base.arguments import (
+    Count,
+    Positive,
+    check_argument,
+    checks_arguments,
+    with_defaults,
+)
+from lit_probattn.base.errors import DataError, MissingDataError
 
 __all__ = ["Evaluation", "Trajectories", "TrajectoryModule"]
 
@@ -98,12 +104,9 @@ class TrajectoryModule(HeldOut):
 
     @checks_arguments
     def __init__(
-        self, *, context_length: int = 20, return_scale: float = 1000.0, **kwargs: Any
+        self, *, context_length: Count = 20, return_scale: Positive = 1000.0, **kwargs: Any
     ) -> None:
         super().__init__(pad_to="max", pad_multiple=1, **kwargs)
-        require_at_least(1, context_length=context_length)
-        if not 0 < return_scale < float("inf"):
-            raise DataError(f"return_scale must be positive, received {return_scale}")
         self.context_length, self.return_scale = context_length, float(return_scale)
 
     @property
@@ -272,7 +275,7 @@ class Trajectories(AtPath, TrajectoryModule, CachedDataModule):
         self, *, env: str | None = None, quality: str | None = None, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        check_choice("quality", quality, Quality | None)
+        check_argument("quality", quality, Quality | None)
         path = self.given_path
         if path and quality is not None:
             raise DataError("path and quality are mutually exclusive; set one of them")

@@ -11,8 +11,7 @@ from datamodules.trajectories.environments import Environment
 from datamodules.trajectories.episodes import Episodes
 from datamodules.trajectories.files import Steps
 from datamodules.trajectories.toy_environment import TOY, ToyEnvironment
-from lit_probattn.base.arguments import with_defaults
-from lit_probattn.base.errors import require_at_least
+from lit_probattn.base.arguments import Count, WholeNumber, checks_arguments, with_defaults
 
 __all__ = ["ToyTrajectories"]
 
@@ -32,10 +31,11 @@ class ToyTrajectories(TrajectoryModule):
 
     task = "toy_trajectories"
 
-    def __init__(self, *, num_episodes: int = 64, data_seed: int = 0, **kwargs: Any) -> None:
+    @checks_arguments
+    def __init__(
+        self, *, num_episodes: Count = 64, data_seed: WholeNumber = 0, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
-        require_at_least(1, num_episodes=num_episodes)
-        require_at_least(0, data_seed=data_seed)
         self.num_episodes, self.data_seed = num_episodes, data_seed
         self._episodes: Episodes | None = None
 

@@ -19,7 +19,7 @@ from lit_probattn.attention.engines.documents import attend_to_documents, weight
 from lit_probattn.attention.numerics import autocast_off
 from lit_probattn.attention.rotary import Rotary
 from lit_probattn.attention.variant import Engine, Variant
-from lit_probattn.base.arguments import check_choice
+from lit_probattn.base.arguments import check_argument
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Core(nn.Module):
                 f"{type(self).__name__} has the options of {self.options_class.__name__}, received "
                 f"{options!r}"
             )
-        check_choice("backend", backend, Backend)
+        check_argument("backend", backend, Backend)
         lacking = [] if hasattr(type(self), "makes") else ["makes"]
         lacking += [] if type(self).variant is not Core.variant else ["variant"]
         if lacking:

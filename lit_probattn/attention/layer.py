@@ -27,7 +27,7 @@ from lit_probattn.attention.packing import (
 )
 from lit_probattn.attention.rotary import Rotary
 from lit_probattn.attention.variant import first_lack
-from lit_probattn.base.arguments import Options, by_name
+from lit_probattn.base.arguments import Count, Options, Rate, WholeNumber, by_name
 from lit_probattn.base.graphs import reject_nested
 from lit_probattn.base.torch_internals import RenamingModule
 from lit_probattn.randomness import RandomKey
@@ -58,17 +58,17 @@ class LayerOptions(Options):
         rotary_dim: dimensions of a head that rotary positions rotate; 0 disables rotary positions.
     """
 
-    embed_dim: int
-    num_heads: int
+    embed_dim: Count
+    num_heads: Count
     _: KW_ONLY
-    head_dim: int | None = None
-    num_kv_heads: int | None = None
-    key_embed_dim: int | None = None
-    value_head_dim: int | None = None
+    head_dim: Count | None = None
+    num_kv_heads: Count | None = None
+    key_embed_dim: Count | None = None
+    value_head_dim: Count | None = None
     bias: bool = True
-    dropout: float = 0.0
+    dropout: Rate = 0.0
     backend: Backend = "auto"
-    rotary_dim: int = 0
+    rotary_dim: WholeNumber = 0
 
 
 class Attention(RenamingModule):
@@ -120,7 +120,7 @@ class Attention(RenamingModule):
         embed_dim, num_heads, head_dim = options.embed_dim, options.num_heads, options.head_dim
         dropout, bias = options.dropout, options.bias
         if head_dim is None:
-            if num_heads < 1 or embed_dim % num_heads:
+            if embed_dim % num_heads:
                 raise ValueError(
                     f"num_heads must divide embed_dim if head_dim is not set, received "
                     f"embed_dim={embed_dim} and num_heads={num_heads}"
@@ -130,17 +130,11 @@ class Attention(RenamingModule):
         self.num_kv_heads = _given(options.num_kv_heads, num_heads)
         self.key_embed_dim = _given(options.key_embed_dim, embed_dim)
         self.value_head_dim = _given(options.value_head_dim, head_dim)
-        sizes = "embed_dim head_dim num_heads num_kv_heads key_embed_dim value_head_dim"
-        for name in sizes.split():
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, received {getattr(self, name)}")
         if num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_kv_heads must divide num_heads, received num_kv_heads={self.num_kv_heads} "
                 f"and num_heads={num_heads}"
             )
-        if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"dropout must be in [0, 1), received {dropout}")
         self.dropout, self.use_bias = dropout, bias
         self._backend: Backend = options.backend
         self.rotary = Rotary(options.rotary_dim, head_dim) if options.rotary_dim else None

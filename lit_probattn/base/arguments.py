@@ -23,9 +23,9 @@ without which it has no effect; setting it nevertheless is one warning:
 
         em_weighting: Weighting = only_with("uniform", e_step="soft")
 
-The values of an argument with a `Literal` type are declared by this type alone: records that derive
-from `Options`, and constructors decorated with `takes` or `checks_arguments`, refuse all others, and
-NaN for any argument.
+The values of an argument are declared by its type alone, `Literal["a", "b"]` or a number with a
+`Range` such as `Count`: records that derive from `Options`, and constructors decorated with `takes`
+or `checks_arguments`, refuse others, and NaN for any argument.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from inspect import Parameter, Signature
 from itertools import takewhile
 from types import NoneType, UnionType
 from typing import (
+    Annotated,
     Any,
     Concatenate,
     Literal,
@@ -86,13 +87,13 @@ def takes(
         signature = _signature(init, parts, without, defaults)
 
         @functools.wraps(init)
-        def construct(*args: Any, **given: Any) -> None:
+        def construct(self: Any, *args: Any, **given: Any) -> None:
             known = [name for name in signature.parameters if name != "self"]
             for name in given.keys() - known:
                 told = f"got an unexpected keyword argument {name!r}{nearest(name, known)}"
                 raise TypeError(f"{init.__qualname__}() {told}")
             try:
-                bound = signature.bind(*args, **given)
+                bound = signature.bind(self, *args, **given)
             except TypeError as error:
                 raise TypeError(f"{init.__qualname__}() {error}") from None
             bound.apply_defaults()
@@ -143,34 +144,85 @@ def by_name(
 
 
 def checks_arguments(init: _Constructor) -> _Constructor:
-    """Decorate a constructor so that an argument must be a value of its `Literal` type, if any.
+    """Decorate a constructor so that arguments must have the values that their types declare.
 
     Raises:
-        ConfigError: at the call, an argument is another value (the message lists the choices), or
-            NaN.
+        ConfigError: at the call, an argument is none of the choices of its `Literal` type, outside
+            of its `Range`, or NaN.
     """
-    names = list(inspect.signature(init).parameters)
+    names = list(inspect.signature(init).parameters)[1:]
 
     @functools.wraps(init)
-    def construct(*args: Any, **given: Any) -> None:
+    def construct(self: Any, *args: Any, **given: Any) -> None:
         _check_arguments(_hints_of(init), dict(zip(names, args, strict=False)) | given)
-        init(*args, **given)
+        init(self, *args, **given)
 
     return cast(_Constructor, construct)
 
 
-def check_choice(name: str, value: object, kind: Any) -> None:
-    """Check that an argument is a value of a `Literal` type.
+@dataclass(frozen=True)
+class Range:
+    """The finite numbers that an argument accepts, as part of its type.
+
+        dropout: Annotated[float, Range(0, below=1)] = 0.0
+
+    Args:
+        least: the smallest number.
+        above: a number that all are above, instead of `least`.
+        most: the largest number.
+        below: a number that all are below, instead of `most`.
+    """
+
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    below: float | None = None
+
+    def __contains__(self, value: float) -> bool:
+        return (
+            math.isfinite(value)
+            and (self.least is None or value >= self.least)
+            and (self.above is None or value > self.above)
+            and (self.most is None or value <= self.most)
+            and (self.below is None or value < self.below)
+        )
+
+    def __str__(self) -> str:
+        if self.most is None and self.below is None:
+            return "positive" if self.least is None else f"at least {self.least}"
+        low = f"({self.above}" if self.least is None else f"[{self.least}"
+        high = f"{self.below})" if self.most is None else f"{self.most}]"
+        return f"in {low}, {high}"
+
+
+Count = Annotated[int, Range(1)]
+WholeNumber = Annotated[int, Range(0)]
+Positive = Annotated[float, Range(above=0)]
+NotNegative = Annotated[float, Range(0)]
+Rate = Annotated[float, Range(0, below=1)]
+Probability = Annotated[float, Range(0, most=1)]
+
+
+def check_argument(name: str, value: object, kind: Any) -> None:
+    """Check that an argument has a value that its type declares.
 
     Args:
         name: the argument.
         value: its value.
-        kind: a `Literal` type, or a union of such types and None; other types have no choices.
+        kind: a `Literal` type, a number with a `Range`, or a union of such types and None; other
+            types have no choices and no range.
 
     Raises:
-        ConfigError: it is another value.
+        ConfigError: it is none of the choices, outside of the range, or NaN.
     """
+    if isinstance(value, float) and math.isnan(value):
+        raise ConfigError(f"{name} must be a number, received nan")
     parts = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        for known in (known for part in parts for known in getattr(part, "__metadata__", ())):
+            if isinstance(known, Range) and value not in known:
+                told = known if math.isfinite(value) else "finite"
+                raise ConfigError(f"{name} must be {told}, received {value}")
     literals = [part for part in parts if get_origin(part) is Literal]
     if not literals or {*parts} - {*literals, NoneType}:
         return
@@ -182,22 +234,21 @@ def check_choice(name: str, value: object, kind: Any) -> None:
 
 @functools.cache
 def _hints_of(declared: Any) -> dict[str, Any]:
-    return get_type_hints(declared)
+    return get_type_hints(declared, include_extras=True)
 
 
 def _check_arguments(hints: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     for name, value in given.items():
-        if isinstance(value, float) and math.isnan(value):
-            raise ConfigError(f"{name} must be a number, received nan")
-        check_choice(name, value, hints.get(name))
+        check_argument(name, value, hints.get(name))
 
 
 @dataclass(frozen=True)
 class Options:
-    """Base class of records of options: a field with a `Literal` type accepts only its values.
+    """Base class of records of options: fields accept only the values that their types declare.
 
     Raises:
-        ConfigError: a field has another value, or is NaN.
+        ConfigError: a field is none of the choices of its `Literal` type, outside of its `Range`,
+            or NaN.
     """
 
     def __post_init__(self) -> None:
@@ -350,7 +401,7 @@ def _signature(
 
 def _typed(init: Any, parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
     """Return parameters with evaluated annotations."""
-    hints = get_type_hints(init)
+    hints = get_type_hints(init, include_extras=True)
     return {n: p.replace(annotation=hints.get(n, p.annotation)) for n, p in parameters.items()}
 
 

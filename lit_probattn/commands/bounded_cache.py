@@ -23,7 +23,7 @@ from lit_probattn.attention.engines.cached import part_scores
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.numerics import grouped_values, masked_softmax, repeat_heads
 from lit_probattn.attention.variant import Variant, first_lack
-from lit_probattn.base.arguments import check_choice
+from lit_probattn.base.arguments import check_argument
 from lit_probattn.models.transformer import Transformer
 
 # Requirements of a variant (`Variant.needs`) that depend on evicted keys or their positions.
@@ -52,7 +52,7 @@ class CacheBound:
     def __post_init__(self) -> None:
         if self.max_keys < 1:
             raise ValueError(f"max_keys must be at least 1, received {self.max_keys}")
-        check_choice("evict_by", self.evict_by, EvictBy)
+        check_argument("evict_by", self.evict_by, EvictBy)
 
 
 class BoundedCache(KVCache):

@@ -13,7 +13,7 @@ from lit_probattn.attention.fish.linear import LinearFiSH, LinearFiSHForm
 from lit_probattn.attention.fish.mixing import Mixer, MixingValues, NoiseKind
 from lit_probattn.attention.linear.features import FeatureMap
 from lit_probattn.attention.packing import Packing
-from lit_probattn.base.arguments import check_choice
+from lit_probattn.base.arguments import check_argument
 from lit_probattn.functional.call import Common, check_heads, make_call
 from lit_probattn.functional.documents import takes_documents
 from lit_probattn.randomness import RandomKey
@@ -105,7 +105,7 @@ def fish_attention(
     Returns:
         (B, H, N, E_v).
     """
-    check_choice("noise", noise, NoiseKind)
+    check_argument("noise", noise, NoiseKind)
     check_heads(query, key, value)
     shared, heads = query.shape[1], value.shape[1]
     if key.shape[1] != shared:

@@ -11,7 +11,7 @@ from lit_probattn.attention.backends import Backend, attend
 from lit_probattn.attention.call import check_scale
 from lit_probattn.attention.mgk.functions import MGK, Score
 from lit_probattn.attention.packing import Packing
-from lit_probattn.base.arguments import check_choice
+from lit_probattn.base.arguments import check_argument
 from lit_probattn.functional.call import Common, by_head, layout_of, make_call
 from lit_probattn.functional.documents import takes_documents
 from lit_probattn.randomness import RandomKey
@@ -65,7 +65,7 @@ def mgk_attention(
     Returns:
         (B, H, N, E_v).
     """
-    check_choice("score", score, Score)
+    check_argument("score", score, Score)
     if not isinstance(key, Tensor):
         key = torch.stack(tuple(key), 2)
     if key_shift is None:

@@ -7,7 +7,7 @@ from torch import Tensor
 from lit_probattn.attention.backends import Backend, attend
 from lit_probattn.attention.packing import Packing
 from lit_probattn.attention.softmax import Score, Softmax
-from lit_probattn.base.arguments import check_choice
+from lit_probattn.base.arguments import check_argument
 from lit_probattn.functional.call import Common, layout_of, make_call
 from lit_probattn.functional.documents import takes_documents
 from lit_probattn.randomness import RandomKey
@@ -48,7 +48,7 @@ def softmax_attention(
     Returns:
         (B, H, N, E_v).
     """
-    check_choice("score", score, Score)
+    check_argument("score", score, Score)
     layout = layout_of(query, key, value, enable_gqa)
     common = Common(attn_mask, dropout_p, is_causal, scale, rng)
     return attend(make_call(query, key, value, layout.out, common), Softmax(score), backend)

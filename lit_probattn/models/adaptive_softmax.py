@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lit_probattn.base.arguments import takes
+from lit_probattn.base.arguments import Count, checks_arguments, takes
 from lit_probattn.base.torch_internals import outside_graphs
 
 # Maximum number of logits in memory: 256 MiB in float32.
@@ -74,10 +74,11 @@ class FullSoftmax(nn.Module):
         max_logits: maximum number of logits in memory while computing the loss.
     """
 
-    def __init__(self, *, vocab_size: int, bias: bool = True, max_logits: int = MAX_LOGITS) -> None:
+    @checks_arguments
+    def __init__(
+        self, *, vocab_size: Count, bias: bool = True, max_logits: Count = MAX_LOGITS
+    ) -> None:
         super().__init__()
-        if max_logits < 1:
-            raise ValueError(f"max_logits must be at least 1, received {max_logits}")
         self.max_logits = max_logits
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
 
@@ -111,7 +112,7 @@ class AdaptiveSoftmax(nn.Module):
     def __init__(
         self,
         *,
-        embed_dim: int,
+        embed_dim: Count,
         cutoffs: Sequence[int] = (20000, 40000, 200000),
         **options: Any,
     ) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_probattn.attention.cache import Cache
-from lit_probattn.base.arguments import takes
+from lit_probattn.base.arguments import Count, Rate, takes
 from lit_probattn.models.transformer import Transformer
 from lit_probattn.randomness import RandomKey
 
@@ -55,18 +55,14 @@ class DecisionTransformer(nn.Module):
     def __init__(
         self,
         *,
-        obs_dim: int,
-        act_dim: int,
-        max_timestep: int,
-        attention_dropout: float | None = 0.1,
+        obs_dim: Count,
+        act_dim: Count,
+        max_timestep: Count,
+        attention_dropout: Rate | None = 0.1,
         **stack: Any,
     ) -> None:
         super().__init__()
         embed_dim: int = stack["embed_dim"]
-        sizes = {"obs_dim": obs_dim, "act_dim": act_dim, "max_timestep": max_timestep}
-        for name, size in sizes.items():
-            if size < 1:
-                raise ValueError(f"{name} must be at least 1, received {size}")
         self.obs_dim, self.act_dim, self.max_timestep = obs_dim, act_dim, max_timestep
         options: Any = {} if attention_dropout is None else {"dropout": attention_dropout}
         self.returns = nn.Linear(1, embed_dim)

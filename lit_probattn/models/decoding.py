@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import torch
 from torch import Tensor
 
 from lit_probattn.attention.cache import Cache
+from lit_probattn.base.arguments import Count, NotNegative, Options, Range
 from lit_probattn.randomness import STREAM_SAMPLING, RandomKey, philox4x32
 
 
@@ -38,7 +39,7 @@ class Decoder(Protocol):
 
 
 @dataclass(frozen=True)
-class Sampling:
+class Sampling(Options):
     """How the next token is drawn.
 
     Args:
@@ -51,20 +52,10 @@ class Sampling:
         ValueError: a value is out of range.
     """
 
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float | None = None
+    temperature: NotNegative = 0.0
+    top_k: Count | None = None
+    top_p: Annotated[float, Range(above=0, most=1)] | None = None
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.temperature < float("inf"):
-            raise ValueError(
-                f"temperature must be finite and at least 0, received {self.temperature}"
-            )
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k must be at least 1, received {self.top_k}")
-        if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
-            raise ValueError(f"top_p must be in (0, 1], received {self.top_p}")
 
 
 @dataclass(frozen=True)

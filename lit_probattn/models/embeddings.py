@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.base.arguments import checks_arguments
+from lit_probattn.base.arguments import Count, NotNegative, Rate, checks_arguments
 from lit_probattn.base.torch_internals import FollowingModule
 
 Positions = Literal["reversed", "forward", "rotary"]
@@ -73,11 +73,11 @@ class TokenEmbedding(nn.Module):
     def __init__(
         self,
         *,
-        vocab_size: int,
-        max_seq_len: int,
-        embed_dim: int,
-        dropout: float = 0.0,
-        init_std: float = 0.02,
+        vocab_size: Count,
+        max_seq_len: Count,
+        embed_dim: Count,
+        dropout: Rate = 0.0,
+        init_std: NotNegative = 0.02,
         positions: TokenPositions = "learned",
         class_token: bool = False,
     ) -> None:
@@ -143,7 +143,7 @@ class Sinusoid(FollowingModule):
 
     @checks_arguments
     def __init__(
-        self, *, max_seq_len: int, embed_dim: int, kind: Literal["reversed", "forward"]
+        self, *, max_seq_len: Count, embed_dim: Count, kind: Literal["reversed", "forward"]
     ) -> None:
         super().__init__()
         if embed_dim % 2 or embed_dim < 4:

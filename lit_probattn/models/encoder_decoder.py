@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from lit_probattn.attention.cache import Cache, Memory
 from lit_probattn.attention.layer import Attention, AttentionFactory
-from lit_probattn.base.arguments import takes
+from lit_probattn.base.arguments import Count, Rate, takes
 from lit_probattn.models.embeddings import Sinusoid
-from lit_probattn.models.transformer import Transformer
+from lit_probattn.models.transformer import LayerCount, Transformer
 from lit_probattn.randomness import RandomKey
 
 # The first ids of every vocabulary. A target starts after EOS and ends with it.
@@ -111,15 +111,15 @@ class EncoderDecoder(nn.Module):
     def __init__(
         self,
         *,
-        source_vocab_size: int,
-        vocab_size: int,
+        source_vocab_size: Count,
+        vocab_size: Count,
         encoder_attention: AttentionFactory | None = None,
         decoder_attention: AttentionFactory | None = None,
         cross_attention: AttentionFactory | None = None,
-        num_encoder_layers: int = 6,
-        num_decoder_layers: int = 6,
-        activation_dropout: float = 0.0,
-        attention_dropout: float | None = 0.0,
+        num_encoder_layers: LayerCount = 6,
+        num_decoder_layers: LayerCount = 6,
+        activation_dropout: Rate = 0.0,
+        attention_dropout: Rate | None = 0.0,
         attention_bias: bool | None = True,
         positions: Literal["sinusoidal", "learned"] = "sinusoidal",
         share: Share = "decoder",

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.base.arguments import takes
+from lit_probattn.base.arguments import Count, Rate, takes
 from lit_probattn.models.text_encoder import TextEncoder
 from lit_probattn.randomness import RandomKey
 
@@ -69,7 +69,7 @@ class TextClassifier(TextEncoder):
     """
 
     @takes(TextEncoder)
-    def __init__(self, *, num_classes: int, head_dropout: float = 0.1, **options: Any) -> None:
+    def __init__(self, *, num_classes: Count, head_dropout: Rate = 0.1, **options: Any) -> None:
         super().__init__(**options)
         embed_dim = self.tokens.embedding_dim
         self.pooler = nn.Linear(embed_dim, embed_dim)

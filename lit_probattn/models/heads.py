@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.base.arguments import checks_arguments
+from lit_probattn.base.arguments import Count, checks_arguments
 
 Pooling = Literal["mean", "mean_valid", "cls"]
 
@@ -55,10 +55,10 @@ class PooledClassifier(nn.Module):
     def __init__(
         self,
         *,
-        embed_dim: int,
-        hidden_dim: int,
-        num_classes: int,
-        max_seq_len: int,
+        embed_dim: Count,
+        hidden_dim: Count,
+        num_classes: Count,
+        max_seq_len: Count,
         pooling: Pooling = "mean",
     ) -> None:
         super().__init__()

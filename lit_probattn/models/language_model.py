@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lit_probattn.attention.cache import Cache
 from lit_probattn.attention.layer import Attention
 from lit_probattn.attention.packing import Packing, packing_of, refuse_beside_documents
-from lit_probattn.base.arguments import arguments_of, takes
+from lit_probattn.base.arguments import Rate, arguments_of, takes
 from lit_probattn.models.adaptive_softmax import AdaptiveSoftmax, FullSoftmax
 from lit_probattn.models.embeddings import Positions, Sinusoid
 from lit_probattn.models.transformer import Transformer
@@ -72,7 +72,7 @@ class LanguageModel(nn.Module):
         output: Output = "adaptive",
         output_bias: bool = True,
         attention_bias: bool | None = False,
-        attention_dropout: float | None = 0.0,
+        attention_dropout: Rate | None = 0.0,
         init: Initialisation = "normal",
         **parts: Any,
     ) -> None:

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from lit_probattn.base.arguments import Count, NotNegative, Options, WholeNumber
 from lit_probattn.models.decoding import Sampling, drawn_tokens, uniform_numbers
 from lit_probattn.models.encoder_decoder import EOS, PAD, DecoderState
 from lit_probattn.randomness import RandomKey
@@ -49,7 +50,7 @@ class Translator(Protocol):
 
 
 @dataclass(frozen=True)
-class Beam:
+class Beam(Options):
     """Settings of a beam search.
 
     Source: fairseq's sequence generator and its defaults.
@@ -69,22 +70,15 @@ class Beam:
         ValueError: a value is out of range.
     """
 
-    size: int = 5
-    length_penalty: float = 1.0
-    max_length_a: float = 1.2
-    max_length_b: int = 10
-    min_length: int = 1
-    n_best: int = 1
+    size: Count = 5
+    length_penalty: NotNegative = 1.0
+    max_length_a: NotNegative = 1.2
+    max_length_b: WholeNumber = 10
+    min_length: WholeNumber = 1
+    n_best: Count = 1
 
     def __post_init__(self) -> None:
-        for name, least in (("size", 1), ("n_best", 1), ("min_length", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, received {getattr(self, name)}")
-        for name in ("length_penalty", "max_length_a", "max_length_b"):
-            if not 0.0 <= getattr(self, name) < float("inf"):
-                raise ValueError(
-                    f"{name} must be finite and at least 0, received {getattr(self, name)}"
-                )
+        super().__post_init__()
         if self.n_best > self.size:
             raise ValueError(
                 f"n_best must be at most the beam's size, received n_best={self.n_best} and "

@@ -10,7 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from lit_probattn.attention.packing import Packing, packing_of
-from lit_probattn.base.arguments import arguments_of, takes
+from lit_probattn.base.arguments import (
+    Count,
+    Positive,
+    Rate,
+    WholeNumber,
+    arguments_of,
+    checks_arguments,
+    takes,
+)
 from lit_probattn.models.embeddings import PositionInit, sine_positions
 from lit_probattn.models.transformer import Transformer
 from lit_probattn.randomness import RandomKey
@@ -31,8 +39,9 @@ class PeriodicPositions(nn.Module):
             None means max_seq_len.
     """
 
+    @checks_arguments
     def __init__(
-        self, *, max_seq_len: int, embed_dim: int, position_period: int | None = None
+        self, *, max_seq_len: Count, embed_dim: Count, position_period: Count | None = None
     ) -> None:
         super().__init__()
         period = position_period
@@ -99,25 +108,19 @@ class TextEncoder(nn.Module):
     def __init__(
         self,
         *,
-        vocab_size: int,
-        attention_dropout: float | None = 0.0,
+        vocab_size: Count,
+        attention_dropout: Rate | None = 0.0,
         position_init: PositionInit = "normal",
-        num_token_types: int = 0,
-        init_std: float = 0.02,
+        num_token_types: WholeNumber = 0,
+        init_std: Positive = 0.02,
         **parts: Any,
     ) -> None:
         super().__init__()
         embed_dim: int = parts["embed_dim"]
-        if vocab_size < 1:
-            raise ValueError(f"vocab_size must be at least 1, received {vocab_size}")
-        if num_token_types < 0:
-            raise ValueError(f"num_token_types must be at least 0, received {num_token_types}")
         if position_init == "sinusoidal" and embed_dim % 2:
             raise ValueError(
                 f"position_init sinusoidal requires an even embed_dim, received {embed_dim}"
             )
-        if not 0.0 < init_std < math.inf:
-            raise ValueError(f"init_std must be positive and finite, received {init_std}")
         self.position_init, self.init_std = position_init, init_std
         options: Any = {} if attention_dropout is None else {"dropout": attention_dropout}
         self.vocab_size, self.max_seq_len = vocab_size, int(parts["max_seq_len"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -14,12 +14,12 @@ from lit_probattn.attention.engines.table import LACKS_OF_CROSS_ATTENTION
 from lit_probattn.attention.layer import Attention, AttentionFactory
 from lit_probattn.attention.packing import Packing
 from lit_probattn.attention.variant import first_lack
-from lit_probattn.base.arguments import checks_arguments, takes
+from lit_probattn.base.arguments import Count, Range, Rate, checks_arguments, takes
 from lit_probattn.models.per_layer import differs_by_layer, layer_factories
 from lit_probattn.randomness import RandomKey
 
 Activation = Literal["gelu", "relu"]
-MOST_LAYERS = 10_000  # rejects typos that would exhaust memory
+LayerCount = Annotated[int, Range(1, most=10_000)]  # rejects typos that would exhaust memory
 # Separates the random draws of a block's two attentions.
 _CROSS = 1
 
@@ -39,11 +39,11 @@ class MLP(nn.Module):
     def __init__(
         self,
         *,
-        embed_dim: int,
-        mlp_dim: int,
-        dropout: float = 0.0,
+        embed_dim: Count,
+        mlp_dim: Count,
+        dropout: Rate = 0.0,
         activation: Activation = "gelu",
-        activation_dropout: float | None = None,
+        activation_dropout: Rate | None = None,
     ) -> None:
         super().__init__()
         self.fc1 = nn.Linear(embed_dim, mlp_dim)
@@ -92,12 +92,10 @@ class Block(nn.Module):
         *,
         norm_first: bool = True,
         cross_attention: Attention | None = None,
-        norm_eps: float = 1e-5,
+        norm_eps: Annotated[float, Range(above=0, below=1)] = 1e-5,
         **options: Any,
     ) -> None:
         super().__init__()
-        if not 0.0 < norm_eps < 1.0:
-            raise ValueError(f"norm_eps must be between 0 and 1, received {norm_eps}")
         norm = partial(nn.LayerNorm, options["embed_dim"], eps=norm_eps)
         self.norm_first = norm_first
         self.norm1 = norm()
@@ -195,8 +193,8 @@ class Transformer(nn.Module):
         self,
         attention: AttentionFactory,
         *,
-        head_dim: int,
-        num_layers: int,
+        head_dim: Count,
+        num_layers: LayerCount,
         activation_checkpointing: bool = False,
         cross_attention: AttentionFactory | None = None,
         share_layers: bool = False,
@@ -204,10 +202,6 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         embed_dim = options["embed_dim"]
-        if options["mlp_dim"] < 1:
-            raise ValueError(f"mlp_dim must be at least 1, received {options['mlp_dim']}")
-        if not 1 <= num_layers <= MOST_LAYERS:
-            raise ValueError(f"num_layers must be from 1 to {MOST_LAYERS}, received {num_layers}")
         if share_layers and any(map(differs_by_layer, (attention, cross_attention))):
             raise ValueError(
                 "share_layers=true uses one block for all layers, which excludes attention by "

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Literal, TypedDict
 
 import lightning.pytorch as pl
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from lit_probattn.attention.mgk.annealing import NormAnnealing
-from lit_probattn.base.arguments import takes
+from lit_probattn.base.arguments import Count, NotNegative, Positive, WholeNumber, takes
 from lit_probattn.randomness import RandomKey, mix_integers
 from lit_probattn.tasks.distributed import (
     agreed_signal,
@@ -69,22 +68,6 @@ SIZES = {
     "num_features": True,
     "mask_token": True,
 }
-
-
-def check_optimizer(lr: float, betas: Sequence[float], eps: float, weight_decay: float) -> None:
-    """Validate the arguments of AdamW.
-
-    Raises:
-        ValueError: a value is out of its range.
-    """
-    if not (lr > 0 and math.isfinite(lr)):
-        raise ValueError(f"lr must be positive, received {lr}")
-    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-        raise ValueError(f"betas must be two numbers in [0, 1), received {list(betas)}")
-    if not (eps >= 0 and math.isfinite(eps)):
-        raise ValueError(f"eps must not be negative, received {eps}")
-    if not (weight_decay >= 0 and math.isfinite(weight_decay)):
-        raise ValueError(f"weight_decay must not be negative, received {weight_decay}")
 
 
 def check_trainer(trainer: pl.Trainer) -> None:
@@ -186,19 +169,20 @@ class Task(pl.LightningModule):
         self,
         *,
         seed: int = 0,
-        lr: float = 1e-4,
+        lr: Positive = 1e-4,
         betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.0,
+        eps: NotNegative = 1e-6,
+        weight_decay: NotNegative = 0.0,
         schedule: ScheduleName = "one_cycle",
-        warmup_steps: int = 0,
-        schedule_steps: int | None = None,
+        warmup_steps: WholeNumber = 0,
+        schedule_steps: Count | None = None,
         cycle_momentum: bool = True,
         compile: bool = False,
         **annealing: Any,
     ) -> None:
         super().__init__()
-        check_optimizer(lr, betas, eps, weight_decay)
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"betas must be two numbers in [0, 1), received {list(betas)}")
         self.annealing = NormAnnealing(**annealing)
         self.seed = seed
         self.lr, self.betas, self.eps, self.weight_decay = lr, betas, eps, weight_decay

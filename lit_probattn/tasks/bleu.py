@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from lit_probattn.base.arguments import check_choice
+from lit_probattn.base.arguments import check_argument
 
 BLEUForm = Literal["detokenised", "tokenised", "compound_split"]
 FORMS: tuple[BLEUForm, ...] = get_args(BLEUForm)
@@ -73,7 +73,7 @@ def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str], form: BLEU
         Raises:
             ValueError: the numbers of lines differ or are zero, or sacrebleu is not installed.
     """
-    check_choice("bleu", form, BLEUForm)
+    check_argument("bleu", form, BLEUForm)
     if len(hypotheses) != len(references) or not references:
         raise ValueError(
             f"BLEU requires equal numbers of translations and references, at least one: received "

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_probattn.base.arguments import arguments_of, takes
+from lit_probattn.base.arguments import Count, WholeNumber, arguments_of, takes
 from lit_probattn.models.decision_transformer import DecisionTransformer
 from lit_probattn.rollouts.environments import (
     check_sizes,
@@ -83,22 +83,14 @@ class DecisionMaking(CountedTask):
     def __init__(
         self,
         *,
-        context_length: int,
-        test_episodes: int = 100,
-        val_episodes: int = 0,
-        val_every: int = 1,
+        context_length: Count,
+        test_episodes: WholeNumber = 100,
+        val_episodes: WholeNumber = 0,
+        val_every: Count = 1,
         target_returns: Sequence[float] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**arguments_of(Task, options))
-        for name, value, least in (
-            ("test_episodes", test_episodes, 0),
-            ("val_episodes", val_episodes, 0),
-            ("val_every", val_every, 1),
-            ("context_length", context_length, 1),
-        ):
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}, received {value}")
         if target_returns is not None and len(target_returns) != 2:
             raise ValueError(f"target_returns must be two numbers, received {list(target_returns)}")
         self.keep_arguments()

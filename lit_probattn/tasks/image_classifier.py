@@ -12,7 +12,7 @@ from torch.optim import AdamW, Optimizer
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
-from lit_probattn.base.arguments import arguments_of, takes
+from lit_probattn.base.arguments import NotNegative, Rate, arguments_of, takes
 from lit_probattn.base.errors import nan_among
 from lit_probattn.models.images import ImageModel, load_timm_state_dict
 from lit_probattn.tasks.base import Batch, Split
@@ -57,21 +57,17 @@ class ImageClassifier(LabelTask):
         self,
         *,
         initial_weights: str | None = None,
-        label_smoothing: float = 0.1,
-        start_lr: float | None = None,
-        final_lr: float = 0.0,
-        ema_decay: float | None = None,
+        label_smoothing: Rate = 0.1,
+        start_lr: NotNegative | None = None,
+        final_lr: NotNegative = 0.0,
+        ema_decay: Rate | None = None,
         ema_warmup: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(**arguments_of(LabelTask, options))
-        if not 0.0 <= label_smoothing < 1.0:
-            raise ValueError(f"label_smoothing must be in [0, 1), received {label_smoothing}")
-        if ema_decay is not None and not 0.0 <= ema_decay < 1.0:
-            raise ValueError(f"ema_decay must be in [0, 1), received {ema_decay}")
-        if not 0.0 <= final_lr <= self.lr or not 0.0 <= (start_lr or 0.0) <= self.lr:
+        if max(final_lr, start_lr or 0.0) > self.lr:
             raise ValueError(
-                f"start_lr and final_lr must be between 0 and lr={self.lr}, received {start_lr} "
+                f"start_lr and final_lr must be at most lr={self.lr}, received {start_lr} "
                 f"and {final_lr}"
             )
         if final_lr and not self.schedule.startswith("cosine"):

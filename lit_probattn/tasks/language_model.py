@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lit_probattn.attention.cache import Cache
-from lit_probattn.base.arguments import arguments_of, takes
+from lit_probattn.base.arguments import Count, arguments_of, takes
 from lit_probattn.models.decoding import Sampling, generate
 from lit_probattn.models.language_model import IGNORE, LanguageModel
 from lit_probattn.tasks.base import Batch, Split, Task
@@ -50,7 +50,7 @@ class LanguageModeling(Task):
     model: LanguageModel
 
     @takes(LanguageModel, Sampling, Task)
-    def __init__(self, *, max_new_tokens: int = 64, **options: Any) -> None:
+    def __init__(self, *, max_new_tokens: Count = 64, **options: Any) -> None:
         super().__init__(**arguments_of(Task, options))
         self.keep_arguments()
         self.max_new_tokens = max_new_tokens

@@ -1,13 +1,13 @@
 """Masked language modelling with bidirectional encoders."""
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from lit_probattn.attention.packing import packing_of
-from lit_probattn.base.arguments import arguments_of, takes
+from lit_probattn.base.arguments import Range, WholeNumber, arguments_of, takes
 from lit_probattn.models.language_model import IGNORE
 from lit_probattn.models.masked_language_model import MaskedLanguageModel, mask_tokens
 from lit_probattn.tasks.base import Batch, Split, Task
@@ -60,15 +60,13 @@ class MaskedLanguageModeling(CountedTask):
     def __init__(
         self,
         *,
-        mask_probability: float = 0.15,
-        mask_token: int | None = None,
+        mask_probability: Annotated[float, Range(above=0, below=1)] = 0.15,
+        mask_token: WholeNumber | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**arguments_of(Task, options))
         vocab_size: int = options["vocab_size"]
-        if not 0.0 < mask_probability < 1.0:
-            raise ValueError(f"mask_probability must be in (0, 1), received {mask_probability}")
-        if mask_token is not None and not 0 <= mask_token < vocab_size:
+        if mask_token is not None and mask_token >= vocab_size:
             raise ValueError(
                 f"mask_token must be an id, from 0 to {vocab_size - 1}, received {mask_token}"
             )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
-from lit_probattn.base.arguments import arguments_of, takes
+from lit_probattn.base.arguments import Count, arguments_of, takes
 from lit_probattn.models.classifiers import Classifier
 from lit_probattn.models.classifiers import PairClassifier as PairModel
 from lit_probattn.tasks.base import Batch, Split, Task
@@ -56,7 +56,7 @@ class LabelTask(Task):
     logged: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
 
     @takes(Task)
-    def __init__(self, *, num_classes: int, **training: Any) -> None:
+    def __init__(self, *, num_classes: Count, **training: Any) -> None:
         super().__init__(**training)
         self.keep_arguments()  # including the subclass's
         self.num_classes = num_classes

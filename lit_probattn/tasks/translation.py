@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_probattn.base.arguments import arguments_of, takes
+from lit_probattn.base.arguments import Count, Rate, WholeNumber, arguments_of, takes
 from lit_probattn.models.adaptive_softmax import MAX_LOGITS, in_parts
 from lit_probattn.models.decoding import Sampling
 from lit_probattn.models.encoder_decoder import EncoderDecoder
@@ -126,18 +126,14 @@ class Translation(Task):
     def __init__(
         self,
         *,
-        max_logits: int = MAX_LOGITS,
-        label_smoothing: float = 0.1,
+        max_logits: Count = MAX_LOGITS,
+        label_smoothing: Rate = 0.1,
         bleu: BLEUForm = "detokenised",
-        beam_size: int = 5,
-        val_beam_size: int = 5,
+        beam_size: Count = 5,
+        val_beam_size: WholeNumber = 5,
         **options: Any,
     ) -> None:
         super().__init__(**arguments_of(Task, options))
-        if not 0.0 <= label_smoothing < 1.0:
-            raise ValueError(f"label_smoothing must be in [0, 1), received {label_smoothing}")
-        if val_beam_size < 0:
-            raise ValueError(f"val_beam_size must not be negative, received {val_beam_size}")
         self.keep_arguments()
         self.label_smoothing, self.max_logits = label_smoothing, max_logits
         self.bleu_form: BLEUForm = bleu

@@ -6,8 +6,8 @@ variant of one's own promises too is checked by `lit_probattn.attention.own.cont
 
 from __future__ import annotations
 
+import inspect
 import itertools
-from functools import partial
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ from lit_probattn.randomness import RandomKey
 from tests.attention.own.test_related import CLASSES as RELATED
 from tests.attention.own.test_related import OF_VALUES
 from tests.attention.variants import EMBED, HEAD, examples, in_turn, layers, shipped_variants
-from tests.support.helpers import choices_of, numbers_of, refuses_nan, refuses_others
+from tests.support.helpers import refuses_other_values, types_of
 from tests.support.slow import mostly_slow
 
 B, N, C, E, H = 2, 13, EMBED, HEAD, 3
@@ -130,12 +130,13 @@ def test_older_keywords_and_sizes_that_do_not_divide(name):
 
 
 @pytest.mark.parametrize("cls", variants().values())
-def test_a_choice_is_one_of_its_type_and_a_number_is_not_nan(cls):
-    make, choices, numbers = partial(cls, C, H, head_dim=E), choices_of(cls), numbers_of(cls)
-    assert "backend" in choices
-    refuses_others(make, choices)
-    assert "dropout" in numbers
-    refuses_nan(make, numbers)
+def test_an_argument_has_a_value_of_its_type(cls):
+    def make(**one):
+        return cls(**{"embed_dim": C, "num_heads": H, "head_dim": E, **one})
+
+    kinds = types_of(cls)
+    own = inspect.signature(cls).parameters
+    assert refuses_other_values(make, {name: kinds[name] for name in own}) <= {"degree"}
 
 
 @pytest.mark.parametrize(

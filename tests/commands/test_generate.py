@@ -179,7 +179,7 @@ REFUSED = {
     "--max_new_tokens 15": "--max_new_tokens 15 does not fit: the model's max_seq_len is 16",
     "--max_new_tokens 0": "--max_new_tokens must be at least 1, received 0",
     "--seed -1": "--seed must be at least 0, received -1",
-    "--temperature -1": "temperature must be finite and at least 0, received -1.0",
+    "--temperature -1": "temperature must be at least 0, received -1.0",
     "--top_k 0": "top_k must be at least 1, received 0",
     "--top_p 1.5": "top_p must be in (0, 1], received 1.5",
     "--out text.csv": "--out must end in .parquet, received text.csv",

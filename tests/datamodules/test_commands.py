@@ -99,6 +99,7 @@ def test_check_compares_a_release_with_its_published_sizes(name, tmp_path: Path,
         (["prepare", "listops", "--source", "web"], "source.*web"),
         (["prepare", "listops", "--num_train"], "num_train.*expected one argument"),
         (["prepare", "text", "stray"], "stray"),
+        (["prepare", "synthetic", "--batch_size", "-3"], "batch_size must be at least 1"),
     ],
 )
 def test_wrong_usage_is_one_line(arguments: list[str], message: str, capsys) -> None:
@@ -116,7 +117,6 @@ def test_wrong_usage_is_one_line(arguments: list[str], message: str, capsys) -> 
         ["prepare", "listops", "--source", "released"],
         ["prepare", "listops", "--max_length", "7"],
         ["check", "text"],
-        ["prepare", "synthetic", "--batch_size", "-3"],
     ],
 )
 def test_wrong_data_is_one_line(arguments: list[str], tmp_path: Path, capsys) -> None:

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_origin, get_type_hints
+from types import UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import pytest
 import torch
@@ -279,34 +290,46 @@ def cache_bytes_per_token(layer: Attention, dtype: torch.dtype = torch.float32) 
     return per_token, held[0] - 2 * per_token
 
 
-def _types_of(cls: type) -> dict[str, Any]:
+def types_of(cls: type) -> dict[str, Any]:
     """Return the types of arguments, those of base classes included."""
     hints: dict[str, Any] = {}
     for base in cls.__mro__:
         if "__init__" in vars(base):
-            hints = get_type_hints(vars(base)["__init__"]) | hints
+            hints = get_type_hints(vars(base)["__init__"], include_extras=True) | hints
     return hints
 
 
-def choices_of(cls: type) -> set[str]:
-    """Return the arguments with a `Literal` type."""
-    return {name for name, hint in _types_of(cls).items() if get_origin(hint) is Literal}
+def _others(kind: Any) -> Iterator[tuple[Any, str]]:
+    """Values that a type does not declare, and what is said of them."""
+    if get_origin(kind) is Literal:
+        yield "neither", "one of .*"
+    parts = get_args(kind) if get_origin(kind) is UnionType or get_origin(kind) is Union else [kind]
+    for part in parts:
+        number = get_args(part)[0] if get_origin(part) is Annotated else part
+        if number is float:
+            yield float("nan"), "a number"
+        for known in getattr(part, "__metadata__", ()):
+            told = re.escape(str(known))
+            outside = (known.above, known.below)
+            outside += (known.least - 1,) if known.least is not None else ()
+            outside += (known.most + 1,) if known.most is not None else ()
+            yield from ((number(value), told) for value in outside if value is not None)
+            if number is float:
+                yield from ((value, "finite") for value in (float("inf"), float("-inf")))
 
 
-def numbers_of(cls: type) -> set[str]:
-    """Return the arguments that are a number, or a number or None."""
-    return {name for name, hint in _types_of(cls).items() if hint in (float, float | None)}
+def refuses_other_values(make: Callable[..., Any], kinds: Mapping[str, Any]) -> set[str]:
+    """Assert that arguments are refused by name if their types do not declare the value.
 
-
-def refuses_others(make: Callable[..., Any], names: Iterable[str]) -> None:
-    """Assert that each of these arguments is refused by name if it is none of its choices."""
-    for name in names:
-        with pytest.raises(ConfigError, match=f"^{name} must be one of .*, received 'neither'$"):
-            make(**{name: "neither"})
-
-
-def refuses_nan(make: Callable[..., Any], names: Iterable[str]) -> None:
-    """Assert that each of these arguments is refused by name if it is not a number."""
-    for name in names:
-        with pytest.raises(ConfigError, match=f"^{name} must be a number, received nan$"):
-            make(**{name: float("nan")})
+    Returns:
+        The numbers that may have any value.
+    """
+    free = set()
+    for name, kind in kinds.items():
+        others = list(_others(kind))
+        if kind in (int, int | None, float, float | None):
+            free.add(name)
+        for value, told in others:
+            with pytest.raises(ConfigError, match=f"^{name} must be {told}, received {value!r}$"):
+                make(**{name: value})
+    return free

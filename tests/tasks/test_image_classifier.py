@@ -266,7 +266,7 @@ def test_starts_from_a_file_of_timm(tmp_path, suffix):
 def test_wrong_settings_are_refused():
     for options, message in (
         ({"label_smoothing": 1.0}, "label_smoothing must be in"),
-        ({"final_lr": 1.0}, "must be between 0 and lr=0.001"),
+        ({"final_lr": 1.0}, "must be at most lr=0.001"),
         ({"final_lr": 1e-5}, "final_lr requires a cosine schedule"),
         ({"model_name": "swin_tinny"}, "timm has no model 'swin_tinny'"),
         ({"model_options": {**SWIN, "window_size": 5}}, "allow_padding=True"),

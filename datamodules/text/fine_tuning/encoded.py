@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from datamodules.core.base import CachedDataModule
 from datamodules.core.order import TrainingOrder, permutation
-from datamodules.text.choice import Kind, TokenChoice
+from datamodules.text.choice import Kind, TokenChoice, VocabLimit
 from datamodules.text.fine_tuning.batches import TypedCollate
 from datamodules.text.tokens import Tokens
-from lit_probattn.base.arguments import checks_arguments
-from lit_probattn.base.errors import DataError, require_at_least
+from lit_probattn.base.arguments import Count, Range, checks_arguments
+from lit_probattn.base.errors import DataError
 
 __all__ = ["BucketOrder", "EncodedTexts"]
 
@@ -72,17 +72,15 @@ class EncodedTexts(CachedDataModule):
         self,
         tokenizer: str | None = None,
         tokens: Kind = "wordpiece",
-        vocab_limit: int = 8000,
+        vocab_limit: VocabLimit = 8000,
         lower: bool = True,
-        max_length: int = 128,
-        max_positions: int | None = None,
-        vocab_size: int | None = None,
-        bucket: int = 50,
+        max_length: Annotated[int, Range(3)] = 128,
+        max_positions: Count | None = None,
+        vocab_size: Count | None = None,
+        bucket: Count = 50,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        require_at_least(3, max_length=max_length)
-        require_at_least(1, bucket=bucket)
         if max_positions is not None and max_positions < max_length:
             raise DataError(
                 f"max_positions must be at least max_length={max_length}, received {max_positions}"

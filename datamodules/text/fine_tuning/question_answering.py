@@ -21,8 +21,8 @@ from datamodules.text.fine_tuning.squad import SquadFile, Version, WrongOffsets,
 from datamodules.text.fine_tuning.windows import Windows, token_span
 from datamodules.text.releases import SQUAD
 from datamodules.text.tokens import Tokens
-from lit_probattn.base.arguments import checks_arguments, with_defaults
-from lit_probattn.base.errors import MissingDataError, require_at_least
+from lit_probattn.base.arguments import Count, checks_arguments, with_defaults
+from lit_probattn.base.errors import MissingDataError
 from lit_probattn.base.progress import progress
 
 __all__ = ["Question", "QuestionAnswering"]
@@ -75,13 +75,12 @@ class QuestionAnswering(AtPath, EncodedTexts):
         self,
         *,
         version: Version = "1.1",
-        stride: int = 128,
-        max_query_length: int = 64,
+        stride: Count = 128,
+        max_query_length: Count = 64,
         wrong_offsets: WrongOffsets = "error",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        require_at_least(1, stride=stride, max_query_length=max_query_length)
         given = self.given_path
         self.folder = expand(given) if given else self.data_dir / "squad"
         self.version: Version = version

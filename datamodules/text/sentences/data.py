@@ -16,7 +16,7 @@ from datamodules.core.own import length_line
 from datamodules.core.packing import PackedTraining
 from datamodules.core.report import compare_size
 from datamodules.core.token_order import Lengths
-from datamodules.text.choice import TokenChoice, of_running_text
+from datamodules.text.choice import TokenChoice, VocabLimit, of_running_text
 from datamodules.text.releases import HELD_OUT_SHARDS, lm1b
 from datamodules.text.running import OwnText
 from datamodules.text.sentences.batches import SentenceCollate, Sentences, ends_of
@@ -24,8 +24,8 @@ from datamodules.text.sentences.release import SentenceText, find_release
 from datamodules.text.source import TextSource
 from datamodules.text.stream import TextStream
 from datamodules.text.token_batches import TokenBatches
-from lit_probattn.base.arguments import checks_arguments
-from lit_probattn.base.errors import DataError, require_at_least
+from lit_probattn.base.arguments import Count, checks_arguments
+from lit_probattn.base.errors import DataError
 
 __all__ = ["LM1B"]
 
@@ -78,14 +78,14 @@ class LM1B(PackedTraining, TokenBatches, TextStream):
     def __init__(
         self,
         corpus: Literal["lm1b", "other"] = "lm1b",
-        subwords: int | None = 32000,
+        subwords: VocabLimit | None = 32000,
         tokenizer_file: str | None = None,
-        test_shards: int | None = None,
-        val_shards: int | None = None,
+        test_shards: Count | None = None,
+        val_shards: Count | None = None,
         val_fraction: float | None = None,
         test_fraction: float | None = None,
         paragraphs: bool = False,
-        max_length: int = 256,
+        max_length: Count = 256,
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -104,7 +104,6 @@ class LM1B(PackedTraining, TokenBatches, TextStream):
         for name, value in foreign.items():
             if value is not None:
                 raise DataError(f"{name} does not apply to corpus={corpus}; remove it")
-        require_at_least(1, **shards)
         self.corpus, self.paragraphs = corpus, paragraphs
         self._shares = {name: _SHARE if x is None else x for name, x in shares.items()}
         self.test_shards = 1 if test_shards is None else test_shards

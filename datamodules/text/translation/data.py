@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from datamodules.core.base import CachedDataModule, Split
 from datamodules.core.cache import Cache, CacheWriter
@@ -27,11 +27,10 @@ from datamodules.text.translation.preparation import (
     is_prepared,
     read_codes,
 )
-from lit_probattn.base.arguments import check_choice, checks_arguments
+from lit_probattn.base.arguments import Count, Range, check_argument, checks_arguments
 from lit_probattn.base.errors import (
     DataError,
     MissingDataError,
-    require_at_least,
 )
 from lit_probattn.base.files import digest
 
@@ -89,22 +88,19 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
         source_language: str = "de",
         target_language: str = "en",
         tokens: Tokens = "auto",
-        merges: int = 8000,
+        merges: Count = 8000,
         codes_file: str | None = None,
         joint_dictionary: bool = False,
-        dictionary_limit: int | None = None,
+        dictionary_limit: Annotated[int, Range(5)] | None = None,
         lower: bool = False,
-        max_ratio: float | None = None,
-        max_words: int | None = None,
+        max_ratio: Annotated[float, Range(1)] | None = None,
+        max_words: Count | None = None,
         empty_lines: EmptyLines = "error",
-        max_length: int = 1024,
+        max_length: Annotated[int, Range(2)] = 1024,
         too_long: Literal["error", "cut"] = "error",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        require_at_least(1, merges=merges)
-        require_at_least(5, dictionary_limit=dictionary_limit)
-        require_at_least(2, max_length=max_length)
         if source_language == target_language:
             raise DataError(
                 f"source_language and target_language are both {source_language!r}; expected two "
@@ -310,7 +306,7 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
         return [moses.line(line) for line in lines] if is_prepared else lines
 
     def _lines(self, split: str, side: str) -> list[str]:
-        check_choice("split", split, Literal["val", "test"])
+        check_argument("split", split, Literal["val", "test"])
         return self.cache.text(f"{split}_{side}_lines").split("\n")
 
     # ---- splits ------------------------------------------------------------------------------

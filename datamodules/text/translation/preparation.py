@@ -22,7 +22,7 @@ from datamodules.text.translation.dictionary import Dictionary
 from datamodules.text.translation.files import EmptyLines, Lines, ParallelText, check_pair
 from datamodules.text.translation.job import LineJob, lines_of
 from datamodules.text.translation.moses import Moses
-from lit_probattn.base.errors import DataError, require_at_least
+from lit_probattn.base.errors import DataError
 
 __all__ = ["Cleaning", "Preparation", "is_prepared", "read_text"]
 
@@ -48,11 +48,6 @@ class Cleaning:
     max_ratio: float | None = None
     max_words: int | None = None
     by_pieces: bool = False
-
-    def __post_init__(self) -> None:
-        require_at_least(1, max_words=self.max_words)
-        if self.max_ratio is not None and not self.max_ratio >= 1:
-            raise DataError(f"max_ratio must be at least 1, received {self.max_ratio}")
 
     @property
     def counts(self) -> bool:

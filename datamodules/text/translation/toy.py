@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from datamodules.core.base import Generated
 from datamodules.core.order import hashes
 from datamodules.text.translation.coder import Method
 from datamodules.text.translation.data import Translation
 from datamodules.text.translation.job import LineJob
-from lit_probattn.base.arguments import with_defaults
-from lit_probattn.base.errors import require_at_least
+from lit_probattn.base.arguments import Count, Range, checks_arguments, with_defaults
 from lit_probattn.base.files import replace_text
 
 __all__ = ["ToyTranslation"]
@@ -43,11 +42,15 @@ class ToyTranslation(Generated, Translation):
     default_tokens: Method = "words"
     sets: tuple[str, ...] = ("path", "source_language", "target_language")
 
+    @checks_arguments
     def __init__(
-        self, *, num_words: int = 12, max_clauses: int = 3, data_seed: int = 0, **kwargs: Any
+        self,
+        *,
+        num_words: Annotated[int, Range(2)] = 12,
+        max_clauses: Count = 3,
+        data_seed: int = 0,
+        **kwargs: Any,
     ) -> None:
-        require_at_least(2, num_words=num_words)
-        require_at_least(1, max_clauses=max_clauses)
         super().__init__(path="", source_language="toy", target_language="yot", **kwargs)
         self._sizes = [num_words, max_clauses, data_seed]
 

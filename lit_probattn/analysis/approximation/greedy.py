@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lit_probattn.analysis.approximation.oracles import nearest_value
 from lit_probattn.analysis.approximation.simplex import Support, reoptimise
-from lit_probattn.base.arguments import check_choice
+from lit_probattn.base.arguments import check_argument
 
 Select = Literal["linesearch", "lmo"]
 # A step must reduce the squared error by this share of ‖o‖².
@@ -62,7 +62,7 @@ def grow(problem: Problem, support: Support, num_kept: int, select: Select) -> N
     Raises:
         ValueError: `select` is unknown.
     """
-    check_choice("select", select, Select)
+    check_argument("select", select, Select)
     least = problem.output.square().sum(-1) * _LEAST_GAIN
     growing = problem.seen.clone()
     for _ in range(3 * num_kept):

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lit_probattn.base.arguments import check_choice
+from lit_probattn.base.arguments import check_argument
 
 Rows = Literal["performer", "sqrt_d", "iid", "literal", "bare_qr"]
 
@@ -32,7 +32,7 @@ def draw_rows(num_features: int, head_dim: int, rows: Rows, generator: torch.Gen
     Raises:
         ValueError: a size is below 1, or the kind is unknown.
     """
-    check_choice("rows", rows, Rows)
+    check_argument("rows", rows, Rows)
     if num_features < 1 or head_dim < 1:
         raise ValueError(f"sizes must be at least 1, received {num_features} and {head_dim}")
     shape = (num_features, head_dim)

@@ -29,7 +29,7 @@ from lit_probattn.attention.fish.mixing import (
 )
 from lit_probattn.attention.layer import Attention, LayerOptions
 from lit_probattn.attention.linear.features import FeatureMap
-from lit_probattn.base.arguments import by_name, only_with
+from lit_probattn.base.arguments import Count, Rate, by_name, only_with
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,19 +54,11 @@ class LinearFiSHOptions(NoiseOptions, StateMixingOptions):
             positions) or `none`.
         noise_at_eval: also draw noise at evaluation, from seed and sample, so that it repeats.
         eps: added to the normaliser.
-
-    Raises:
-        ValueError: a choice is unknown, or `eps` is outside [0, 1).
     """
 
     noise: Literal["none", "global"] = "global"
     noise_at_eval: bool = only_with(False, noise="global")
-    eps: float = 1e-6
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0.0 <= self.eps < 1.0:
-            raise ValueError(f"eps must be in [0, 1), received {self.eps}")
+    eps: Rate = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +70,7 @@ class LinearFiSHArguments(LinearFiSHOptions, GlobalHeads, LayerOptions):
         num_global_heads: G, heads of keys and values, at most H. None means ⌈H / head_ratio⌉.
     """
 
-    num_global_heads: int | None = None
+    num_global_heads: Count | None = None
     num_kv_heads: int | None = field(default=None, init=False)
     rotary_dim: int = field(default=0, init=False)
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lit_probattn.attention.core import ParameterTable
 from lit_probattn.attention.numerics import compute_dtype
 from lit_probattn.attention.variant import NoiseKind as NoiseKind
-from lit_probattn.base.arguments import Options, only_with
+from lit_probattn.base.arguments import Count, NotNegative, Options, Range, only_with
 
 Mixer = Literal["linear", "shared", "mlp", "relu_sum"]
 MixingConstraint = Literal["relaxed", "simplex"]
@@ -69,7 +69,7 @@ class NoiseOptions(Options):
     """
 
     noise: NoiseKind = "global"
-    noise_scale: float = only_with(0.01, noise=NOISY)
+    noise_scale: NotNegative = only_with(0.01, noise=NOISY)
     sigma_shape: SigmaShape = only_with("per_global", noise=NOISY)
 
     def make_scale(self, num_global_heads: int) -> NoiseScale | None:
@@ -90,23 +90,21 @@ class GlobalHeads(Options):
             `num_heads` in models whose stages have different heads.
     """
 
-    num_global_heads: int | None = None
-    head_ratio: float = only_with(2.0, num_global_heads=None)
+    num_global_heads: Count | None = None
+    head_ratio: Annotated[float, Range(1)] = only_with(2.0, num_global_heads=None)
 
     def count(self, num_heads: int) -> int:
         """Return G.
 
         Raises:
-            ValueError: G is not between 1 and H, or the ratio is below 1.
+            ValueError: G exceeds H.
         """
         if self.num_global_heads is None:
-            if not self.head_ratio >= 1.0:
-                raise ValueError(f"head_ratio must be at least 1, received {self.head_ratio}")
             return math.ceil(num_heads / self.head_ratio)
-        if not 1 <= self.num_global_heads <= num_heads:
+        if self.num_global_heads > num_heads:
             raise ValueError(
-                f"num_global_heads must be between 1 and num_heads={num_heads} (equal is allowed), "
-                f"received {self.num_global_heads}"
+                f"num_global_heads must be at most num_heads={num_heads}, received "
+                f"{self.num_global_heads}"
             )
         return self.num_global_heads
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lit_probattn.attention.draws import is_traced
-from lit_probattn.base.arguments import check_choice
+from lit_probattn.base.arguments import check_argument
 from lit_probattn.base.graphs import is_transformed, written
 from lit_probattn.base.torch_internals import outside_graphs
 from lit_probattn.randomness import STREAM_FEATURES, RandomKey, philox4x32
@@ -138,8 +138,8 @@ class _EluPlusOne(torch.autograd.Function):
 
 def check_feature_map(features: FeatureMap, head_dim: int) -> None:
     """Raise a ValueError for unknown names and for ν outside its range."""
-    check_choice("feature_map", features.name, FeatureName)
-    check_choice("feature_norm", features.norm, FeatureNorm)
+    check_argument("feature_map", features.name, FeatureName)
+    check_argument("feature_norm", features.norm, FeatureNorm)
     if not 1 <= features.dpfp_nu < 2 * head_dim:
         raise ValueError(
             f"dpfp_nu must be from 1 to 2·head_dim − 1 = {2 * head_dim - 1}, "

@@ -25,7 +25,7 @@ from lit_probattn.attention.linear.features import (
 )
 from lit_probattn.attention.linear.functions import Linear, LinearForm, check_linear
 from lit_probattn.attention.numerics import compute_dtype
-from lit_probattn.base.arguments import Options, by_name, only_with
+from lit_probattn.base.arguments import Count, Options, by_name, only_with
 from lit_probattn.randomness import RandomKey
 
 
@@ -43,8 +43,8 @@ class LinearOptions(Options):
     """
 
     feature_map: FeatureName = "elu"
-    num_features: int | None = None
-    dpfp_nu: int = only_with(1, feature_map="dpfp")
+    num_features: Count | None = None
+    dpfp_nu: Count = only_with(1, feature_map="dpfp")
     feature_norm: FeatureNorm = "none"
 
     def form(self) -> LinearForm:
@@ -166,13 +166,9 @@ class LinearAttention(Attention):
 
 
 def _check_form(form: LinearForm, num_features: int | None) -> None:
-    if not 0.0 <= form.eps < 1.0:
-        raise ValueError(f"eps must be in [0, 1), received {form.eps}")
-    if form.padded_len is not None and form.padded_len < 1:
-        raise ValueError(f"padded_len must be at least 1, received {form.padded_len}")
-    if num_features is not None and (form.features.name != "favor" or num_features < 1):
+    if num_features is not None and form.features.name != "favor":
         raise ValueError(
-            f"num_features is for feature_map=favor and at least 1, received {num_features} with "
+            f"num_features is for feature_map=favor, received {num_features} with "
             f"feature_map={form.features.name}"
         )
     scaled = form.features.name == "favor" and form.features.norm == "none"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.base.arguments import Options
+from lit_probattn.base.arguments import Count, Options, Range, checks_arguments
 
 _NAME = "key_norm_weight"  # name of the option, and of the buffer in state dicts
 
@@ -23,7 +23,7 @@ class NormOptions(Options):
             it to 0, the Gaussian. Checkpoints store its value. None is the Gaussian from the start.
     """
 
-    key_norm_weight: float | None = None
+    key_norm_weight: Annotated[float, Range(0, most=1)] | None = None
 
     @property
     def start_norm_weight(self) -> float | None:
@@ -31,7 +31,7 @@ class NormOptions(Options):
         return self.key_norm_weight
 
     def check_norms(self, score: str) -> None:
-        """Raise a ValueError if λ is out of range or the scores contain no norms."""
+        """Raise a ValueError if there is λ, but the scores contain no norms."""
         weight = self.start_norm_weight
         if weight is None:
             return
@@ -40,8 +40,6 @@ class NormOptions(Options):
                 f"{_NAME}={weight:g} is for score=gaussian, received score={score}: remove it, the "
                 "dot product has no norms"
             )
-        if not 0.0 <= weight <= 1.0:
-            raise ValueError(f"{_NAME} must be in [0, 1], received {weight}")
 
 
 DOT_PRODUCTS = NormOptions(key_norm_weight=1.0)  # all of the norms is added back
@@ -111,16 +109,10 @@ class NormAnnealing:
         norm_annealing_steps: optimiser steps in which attention with `key_norm_weight` changes from
             dot products to Gaussians; the weight is a function of the step. None leaves the weight
             unchanged.
-
-    Raises:
-        ValueError: it is below 1.
     """
 
-    def __init__(self, *, norm_annealing_steps: int | None = None) -> None:
-        if norm_annealing_steps is not None and norm_annealing_steps < 1:
-            raise ValueError(
-                f"norm_annealing_steps must be at least 1, received {norm_annealing_steps}"
-            )
+    @checks_arguments
+    def __init__(self, *, norm_annealing_steps: Count | None = None) -> None:
         self.steps = norm_annealing_steps
 
     def check(self, model: nn.Module) -> None:

@@ -132,7 +132,7 @@ class MixturePrior(nn.Module):
         floor: smallest π in log space, above 0. Below it the gradient is zero, as outside [0, 1].
 
     Raises:
-        ValueError: `head_position` without `max_positions`, or a floor outside (0, 1].
+        ValueError: `head_position` without `max_positions`.
     """
 
     def __init__(
@@ -147,8 +147,6 @@ class MixturePrior(nn.Module):
         floor: float = PRIOR_FLOOR,
     ) -> None:
         super().__init__()
-        if not 0.0 < floor <= 1.0:
-            raise ValueError(f"the prior's floor must be in (0, 1], received {floor}")
         self.floor = floor
         shape: tuple[int, ...] = (num_heads, num_components)
         if share == "layer":

@@ -9,7 +9,7 @@ from typing import Literal
 from lit_probattn.attention.mgk.annealing import NormOptions
 from lit_probattn.attention.mgk.functions import Score
 from lit_probattn.attention.rotary import RotaryShift
-from lit_probattn.base.arguments import Options, only_with
+from lit_probattn.base.arguments import Count, NotNegative, Options, only_with
 
 EStep = Literal["learned", "soft", "hard"]
 PriorShare = Literal["layer", "head", "head_position"]
@@ -27,18 +27,10 @@ class KeyOptions(Options):
         num_components: K.
         shifted_keys: False (MGK, MLK): K key projections. True (sMGK, sMLK): one projection and K
             learned shifts, key[j, r] = key[j] + b_r.
-
-    Raises:
-        ValueError: fewer than one component.
     """
 
-    num_components: int = 2
+    num_components: Count = 2
     shifted_keys: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.num_components < 1:
-            raise ValueError(f"num_components must be at least 1, received {self.num_components}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +46,8 @@ class MixtureOptions(KeyOptions):
 
     prior_share: PriorShare = only_with("head", e_step=("learned", "soft"))
     prior_param: PriorParam = only_with("clamp", e_step="learned")
-    max_positions: int | None = only_with(None, prior_share="head_position")
-    shift_init_std: float = only_with(1.0, shifted_keys=True)
+    max_positions: Count | None = only_with(None, prior_share="head_position")
+    shift_init_std: NotNegative = only_with(1.0, shifted_keys=True)
 
 
 def variance_multipliers(

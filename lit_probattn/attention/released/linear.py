@@ -21,7 +21,7 @@ from lit_probattn.attention.linear.layer import (
     LinearOptions,
 )
 from lit_probattn.attention.linear.mlk import MLKArguments, MLKAttention, MLKCore, MLKOptions
-from lit_probattn.base.arguments import by_name, only_with
+from lit_probattn.base.arguments import Count, Positive, Rate, by_name, only_with
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +37,9 @@ class ReleasedSwitches(LinearOptions):
     """
 
     denominator: Denominator = "sum"
-    eps: float = only_with(0.0, denominator="sum")
+    eps: Rate = only_with(0.0, denominator="sum")
     output_scale: OutputScale = "one"
-    padded_len: int | None = only_with(None, denominator="sqrt_len")
+    padded_len: Count | None = only_with(None, denominator="sqrt_len")
 
     def form(self) -> LinearForm:
         """Return feature map and options."""
@@ -95,19 +95,15 @@ class ReleasedMLKOptions(ReleasedSwitches, MLKOptions):
             layers, which no command line sets).
 
     Raises:
-        ValueError: `second_scale` is not positive, or there is no second component to scale.
+        ValueError: there is no second component to scale.
     """
 
     mix: Mix = "after"
     shift_first_zero: bool = only_with(False, shifted_keys=True)
-    second_scale: float = 1.0
+    second_scale: Positive = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0.0 < self.second_scale < float("inf"):
-            raise ValueError(
-                f"second_scale must be a positive number, received {self.second_scale}"
-            )
         components = self.num_components
         if self.second_scale != 1.0 and (components != 2 or self.mix != "after"):
             raise ValueError(

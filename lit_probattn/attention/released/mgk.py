@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from lit_probattn.attention.mgk.functions import MGK, component_scores
 from lit_probattn.attention.mgk.layer import MGKArguments, MGKAttention
 from lit_probattn.attention.mgk.options import PRIOR_FLOOR, MGKOptions
 from lit_probattn.attention.numerics import compute_dtype
-from lit_probattn.base.arguments import by_name, only_with
+from lit_probattn.base.arguments import Range, Rate, by_name, only_with
 from lit_probattn.base.torch_internals import in_backward
 
 EMCodeParity = Literal["none", "lra", "lm"]
@@ -118,20 +118,19 @@ class ReleasedOptions(MGKOptions):
         magnitude_prior: π is |p| between `prior_floor` and 2 (translation), not p between 0 and 1.
 
     Raises:
-        ValueError: `row_eps` is outside [0, 1), a name is unknown, or priors are logits and
-            have a floor.
+        ValueError: priors are logits and have a floor.
     """
 
-    row_eps: float = 0.0
+    row_eps: Rate = 0.0
     em_code_parity: EMCodeParity = "none"
     shift_first_zero: bool = only_with(False, shifted_keys=True)
     magnitude_prior: bool = False
-    prior_floor: float = only_with(PRIOR_FLOOR, e_step=("learned", "soft"))
+    prior_floor: Annotated[float, Range(above=0, most=1)] = only_with(
+        PRIOR_FLOOR, e_step=("learned", "soft")
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0.0 <= self.row_eps < 1.0:
-            raise ValueError(f"row_eps must be in [0, 1), received {self.row_eps}")
         if self.prior_floor != PRIOR_FLOOR and (self.e_step, self.prior_param) == _LOGITS:
             raise ValueError(
                 f"prior_floor={self.prior_floor} needs prior_param=clamp, received softmax"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import timm
 import torch
 from torch import Tensor, nn
 
 from lit_probattn.attention.layer import AttentionFactory
-from lit_probattn.base.arguments import checks_arguments
+from lit_probattn.base.arguments import Count, Range, Rate, checks_arguments
 from lit_probattn.models.images.replace import WeightInit, key_slot, places_of, replace_attention
 from lit_probattn.randomness import RandomKey
 
@@ -48,16 +48,16 @@ class ImageModel(nn.Module):
         attention: AttentionFactory,
         *,
         model_name: str,
-        num_classes: int,
-        image_size: int = 224,
+        num_classes: Count,
+        image_size: Count = 224,
         replace: bool = True,
         stages: list[int] | None = None,
         blocks: list[int] | None = None,
         global_heads: int | list[int] | None = None,
-        head_ratio: float | None = None,
+        head_ratio: Annotated[float, Range(1)] | None = None,
         attention_weights: WeightInit = "fresh",
         allow_padding: bool = False,
-        drop_path: float = 0.0,
+        drop_path: Rate = 0.0,
         activation_checkpointing: bool = False,
         channels_last: bool = False,
         model_options: dict[str, Any] | None = None,
@@ -66,8 +66,6 @@ class ImageModel(nn.Module):
         if model_name not in timm.list_models():
             close = ", ".join(timm.list_models(f"*{model_name[:6]}*")[:8])
             raise ValueError(f"timm has no model {model_name!r}; similar: {close or 'none'}")
-        if not 0.0 <= drop_path < 1.0:
-            raise ValueError(f"drop_path must be in [0, 1), received {drop_path}")
         self.image_size, self.channels_last = image_size, channels_last
         net: Any = timm.create_model(
             model_name,

@@ -13,7 +13,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from lit_probattn.attention.layer import Attention
-from lit_probattn.base.arguments import check_choice
+from lit_probattn.base.arguments import check_argument
 from lit_probattn.models.images.layers import KeySlot, TokenAttention, WindowAttention
 from lit_probattn.models.images.weights import copy_weights, draw_weights
 from lit_probattn.models.per_layer import layer_factories
@@ -94,7 +94,7 @@ def replace_attention(
     chosen = _choose(places, stages, blocks)
     made = layer_factories(attention, len(places))
     heads = _global_heads(chosen, stages, global_heads, head_ratio)
-    check_choice("init", init, WeightInit)
+    check_argument("init", init, WeightInit)
     for place in chosen:
         _check(place, allow_padding)
     slot = key_slot(model) or KeySlot()

@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lit_probattn.attention.layer import Attention, AttentionFactory
-from lit_probattn.base.arguments import arguments_of, checks_arguments, takes
+from lit_probattn.base.arguments import Count, Rate, arguments_of, checks_arguments, takes
 from lit_probattn.base.torch_internals import FollowingModule
 from lit_probattn.models.embeddings import sine_positions
 from lit_probattn.models.per_layer import layer_factories
 from lit_probattn.models.series.norm import Norm, NormPositions, make_norm
-from lit_probattn.models.transformer import MLP, MOST_LAYERS, Activation
+from lit_probattn.models.transformer import MLP, Activation, LayerCount
 from lit_probattn.randomness import RandomKey
 
 Positions = Literal["learnable", "fixed"]
@@ -43,11 +43,11 @@ class SeriesEmbedding(FollowingModule):
     def __init__(
         self,
         *,
-        num_features: int,
-        max_seq_len: int,
-        embed_dim: int,
+        num_features: Count,
+        max_seq_len: Count,
+        embed_dim: Count,
         positions: Positions = "learnable",
-        dropout: float = 0.0,
+        dropout: Rate = 0.0,
     ) -> None:
         super().__init__()
         self.num_features, self.max_seq_len = num_features, max_seq_len
@@ -133,10 +133,10 @@ class FlattenedClassifier(nn.Module):
     def __init__(
         self,
         *,
-        embed_dim: int,
-        max_seq_len: int,
-        num_classes: int,
-        dropout: float = 0.0,
+        embed_dim: Count,
+        max_seq_len: Count,
+        num_classes: Count,
+        dropout: Rate = 0.0,
         activation: Activation = "gelu",
     ) -> None:
         super().__init__()
@@ -197,15 +197,13 @@ class SeriesTransformer(nn.Module):
         self,
         attention: AttentionFactory,
         *,
-        head_dim: int,
-        num_layers: int,
+        head_dim: Count,
+        num_layers: LayerCount,
         final_norm: bool = False,
         attention_init: AttentionInit = "xavier",
         **options: Any,
     ) -> None:
         super().__init__()
-        if not 1 <= num_layers <= MOST_LAYERS:
-            raise ValueError(f"num_layers must be from 1 to {MOST_LAYERS}, received {num_layers}")
         self.needs_full_length = options["norm"] == "batch" and options["norm_positions"] == "all"
         self.max_seq_len: int = options["max_seq_len"]
         embed_dim: int = options["embed_dim"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_probattn.attention.numerics import autocast_off
-from lit_probattn.base.arguments import checks_arguments
+from lit_probattn.base.arguments import Count, checks_arguments
 
 Norm = Literal["batch", "layer"]
 NormPositions = Literal["real", "all"]
@@ -42,7 +42,7 @@ class SeriesBatchNorm(nn.Module):
     running_var: Tensor
 
     @checks_arguments
-    def __init__(self, embed_dim: int, positions: NormPositions = "real") -> None:
+    def __init__(self, embed_dim: Count, positions: NormPositions = "real") -> None:
         super().__init__()
         self.positions = positions
         self.weight = nn.Parameter(torch.ones(embed_dim))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lit_probattn.base.arguments import arguments_of, takes
+from lit_probattn.base.arguments import Count, Range, arguments_of, takes
 from lit_probattn.models.fine_tuned import SpanModel
 from lit_probattn.tasks.base import Split, Task
 from lit_probattn.tasks.distributed import gather_objects, sum_over_ranks
@@ -67,17 +67,12 @@ class QuestionAnswering(FineTuning):
     def __init__(
         self,
         *,
-        n_best: int = 20,
-        max_answer_length: int = 30,
-        null_threshold: float = 0.0,
+        n_best: Count = 20,
+        max_answer_length: Count = 30,
+        null_threshold: Annotated[float, Range()] = 0.0,
         **options: Any,
     ) -> None:
         super().__init__(**arguments_of(Task, options))
-        for name, value in (("n_best", n_best), ("max_answer_length", max_answer_length)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, received {value}")
-        if not math.isfinite(null_threshold):
-            raise ValueError(f"null_threshold must be a number, received {null_threshold}")
         self.keep_arguments()
         self.n_best, self.max_answer_length = n_best, max_answer_length
         self.null_threshold = null_threshold

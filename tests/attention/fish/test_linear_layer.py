@@ -48,7 +48,7 @@ def test_normaliser_of_states_mixed_by_an_mlp_starts_as_the_mean_of_the_global_h
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_global_heads": 8}, "between 1 and num_heads=7"),
+        ({"num_global_heads": 8}, "at most num_heads=7"),
         ({**GENERAL, "mixing_init": "copy", "num_global_heads": 4}, "twice as wide"),
         ({"noise": "local"}, "noise must be one of none, global, received 'local'"),
         ({"mixer": "shared"}, "mixer must be one of linear, mlp"),

@@ -222,7 +222,6 @@ def test_fixed_variances_are_kept_in_float64():
         ({"variance": "papr_main"}, "unknown variance preset"),
         ({"variance": "code_lm", "num_components": 3}, "code_lm is for 2 components"),
         ({"prior_share": "head_position"}, "needs max_positions"),
-        ({"key_norm_weight": float("nan")}, r"must be in \[0, 1\]"),
     ],
 )
 def test_bad_options(options, message):

@@ -150,12 +150,6 @@ def test_a_home_that_is_not_there_is_one_line(variable, monkeypatch) -> None:
         Synthetic()
 
 
-@pytest.mark.parametrize("name", ["batch_size", "eval_batch_size", "pad_multiple"])
-def test_sizes_of_batches_are_at_least_one(name) -> None:
-    with pytest.raises(DataError, match=f"^{name} must be at least 1, received 0"):
-        Synthetic(**{name: 0})
-
-
 class Log(pl.LightningModule):
     """Remembers the samples that it was trained on."""
 

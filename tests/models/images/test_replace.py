@@ -203,7 +203,7 @@ def test_another_picture_size_moves_the_windows_like_timm():
             {"global_heads": 1, "head_ratio": 2.0},
             r"global_heads and head_ratio .*received 1 and 2\.0",
         ),
-        (swin, {"global_heads": 3}, "num_global_heads must be between 1 and num_heads=2"),
+        (swin, {"global_heads": 3}, "num_global_heads must be at most num_heads=2"),
     ],
 )
 def test_wrong_choices_are_refused(make, options, message):

@@ -9,7 +9,7 @@ from datamodules.text.releases import Release, is_archive
 from datamodules.text.translation.coder import Method
 from datamodules.text.translation.data import Translation
 from datamodules.text.translation.files import Lines, Pair, ParallelText
-from lit_probattn.base.arguments import check_choice
+from lit_probattn.base.arguments import check_argument
 from lit_probattn.base.errors import MissingDataError
 
 __all__ = ["PublishedTranslation"]
@@ -31,7 +31,7 @@ class PublishedTranslation(Translation):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(path="", empty_lines="drop", **kwargs)
         for name, language in zip(("source", "target"), self.languages, strict=True):
-            check_choice(f"{name}_language", language, _Language)
+            check_argument(f"{name}_language", language, _Language)
 
     def text_of(self, files: dict[str, list[Path]]) -> ParallelText:
         """Return the text of the files of a layout."""
