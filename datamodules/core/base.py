@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import lightning.pytorch as pl
 import numpy as np
@@ -35,7 +35,7 @@ from datamodules.core.loaders import (
 )
 from datamodules.core.order import EvaluationOrder, MicroSteps, TrainingOrder
 from datamodules.core.sequences import PadCollate
-from lit_probattn.base.arguments import Count, WholeNumber, checks_arguments
+from lit_probattn.base.arguments import Count, OnlyWith, WholeNumber, checks_arguments
 from lit_probattn.base.errors import DataError, MissingDataError
 
 __all__ = ["CachedDataModule", "DataModule", "Generated", "Published", "Split"]
@@ -67,6 +67,9 @@ class Published:
 
     num_samples: int
     per_class: int | None = None
+
+
+GENERATED = OnlyWith(source="generated")  # of data that can be generated or read
 
 
 class DataModule(pl.LightningDataModule):
@@ -102,7 +105,7 @@ class DataModule(pl.LightningDataModule):
         num_workers: WholeNumber = 0,
         seed: int = 0,
         pad_to: Literal["longest", "max"] = "longest",
-        pad_multiple: Count = 64,
+        pad_multiple: Annotated[Count, OnlyWith(pad_to="longest")] = 64,
         predict_split: SplitName = "test",
     ) -> None:
         super().__init__()
@@ -305,7 +308,12 @@ class Generated(DataModule):
 
     @checks_arguments
     def __init__(
-        self, *, num_train: Count = 512, num_val: Count = 128, num_test: Count = 128, **kwargs: Any
+        self,
+        *,
+        num_train: Annotated[Count, GENERATED] = 512,
+        num_val: Annotated[Count, GENERATED] = 128,
+        num_test: Annotated[Count, GENERATED] = 128,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.num_samples = {"train": num_train, "val": num_val, "test": num_test}

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from datamodules.core.base import DataModule
-from lit_probattn.base.arguments import checks_arguments
+from lit_probattn.base.arguments import OnlyWith, checks_arguments
 from lit_probattn.base.errors import DataError
 from lit_probattn.base.files import fingerprint
 
 __all__ = ["Divided", "HeldOut", "check_shares", "divide"]
+
+
+_HELD_OUT = OnlyWith(split="held_out")  # where there are protocols
 
 
 class HeldOut(DataModule):
@@ -35,7 +38,13 @@ class HeldOut(DataModule):
     may_hold_out_none = False
 
     @checks_arguments
-    def __init__(self, *, val_fraction: float = 0.1, split_seed: int = 0, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        val_fraction: Annotated[float, _HELD_OUT] = 0.1,
+        split_seed: Annotated[int, _HELD_OUT] = 0,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         if self.may_hold_out_none and not 0 <= val_fraction < 1:
             raise DataError(f"val_fraction must be at least 0 and below 1, received {val_fraction}")

@@ -66,10 +66,11 @@ class ImageNet(ClassMap, DataModule):
             selection does not use test images. 0, as in the source, validates on the test images.
         ground_truth: Path of the file with the classes of a flat validation folder.
         verify: Let `check` read every image and list the corrupt ones.
-        **kwargs: Arguments of DataModule, except those about padding, which do not apply.
+        **kwargs: Arguments of DataModule.
     """
 
     task = "imagenet"
+    sets: tuple[str, ...] = ("pad_to", "pad_multiple")  # nothing is padded
     classes_of = "the folders"
     num_features = 3  # red, green and blue
     max_seq_len: int
@@ -92,7 +93,7 @@ class ImageNet(ClassMap, DataModule):
         verify: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(pad_to="max", pad_multiple=1, **kwargs)
         self.image_size, self.verify = image_size, verify
         self.max_seq_len = image_size**2
         self.held_out_per_class = held_out_per_class

@@ -204,15 +204,15 @@ class ArenaPixels(ArenaData):
     Args:
         key_mask: `non_zero`, as in both published pipelines, treats black pixels as padding: they
             are neither attended to nor pooled. `all` keeps every pixel.
-        **kwargs: Arguments of ArenaData and DataModule; images have one size, so padding options
-            do not apply.
+        **kwargs: Arguments of ArenaData and DataModule.
     """
 
+    sets: tuple[str, ...] = ("pad_to", "pad_multiple")  # nothing is padded
     num_ids = 256
 
     @checks_arguments
     def __init__(self, *, key_mask: KeyMask = "non_zero", **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        super().__init__(pad_to="max", pad_multiple=1, **kwargs)
         self.key_mask: KeyMask = key_mask
 
     def collate(self) -> PixelCollate:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.core.base import Generated, Published, Split
+from datamodules.core.base import GENERATED, Generated, Published, Split
 from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.sequences import TokenSplit, write_sequences
 from datamodules.lra import listops_release
@@ -22,7 +22,13 @@ from datamodules.lra.listops_generator import (
     GeneratorSettings,
     generate_chunks,
 )
-from lit_probattn.base.arguments import Count, Range, WholeNumber, checks_arguments, with_defaults
+from lit_probattn.base.arguments import (
+    Count,
+    Range,
+    WholeNumber,
+    checks_arguments,
+    with_defaults,
+)
 from lit_probattn.base.errors import DataError
 from lit_probattn.base.files import fingerprint
 from lit_probattn.base.processes import num_useful
@@ -73,12 +79,12 @@ class ListOps(Generated, ArenaTokens):
     def __init__(
         self,
         source: Literal["generated", "released"] = "generated",
-        min_length: WholeNumber = 500,
-        max_length: int = 2000,
-        max_depth: Count = 10,
-        max_args: Annotated[int, Range(2)] = 10,
-        generator_seed: WholeNumber = 0,
-        num_processes: Count | None = None,
+        min_length: Annotated[WholeNumber, GENERATED] = 500,
+        max_length: Annotated[int, GENERATED] = 2000,
+        max_depth: Annotated[Count, GENERATED] = 10,
+        max_args: Annotated[int, Range(2), GENERATED] = 10,
+        generator_seed: Annotated[WholeNumber, GENERATED] = 0,
+        num_processes: Annotated[Count | None, GENERATED] = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)

@@ -8,14 +8,14 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from datamodules.core.base import Published, Split
+from datamodules.core.base import GENERATED, Published, Split
 from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.files import expand
 from datamodules.core.order import permutation
 from datamodules.lra import pathfinder_release as release
 from datamodules.lra.arena import ArenaPixels, pixel_split, write_images
 from datamodules.lra.pathfinder_contours import GENERATOR_VERSION, GeneratorSettings
-from lit_probattn.base.arguments import Count, Range, WholeNumber, checks_arguments
+from lit_probattn.base.arguments import Count, OnlyWith, Range, WholeNumber, checks_arguments
 from lit_probattn.base.errors import DataError
 from lit_probattn.base.processes import num_useful
 from lit_probattn.base.progress import progress
@@ -66,12 +66,12 @@ class Pathfinder(ArenaPixels):
         difficulty: Literal["easy", "intermediate", "hard"],
         resolution: Literal[32, 128] = 32,
         source: Literal["released", "generated"] = "released",
-        num_images: Annotated[int, Range(10)] = _NUM_PUBLISHED,
-        generator_seed: WholeNumber = 0,
-        generated_dir: str | None = None,
-        num_processes: Count | None = None,
+        num_images: Annotated[int, Range(10), GENERATED] = _NUM_PUBLISHED,
+        generator_seed: Annotated[WholeNumber, GENERATED] = 0,
+        generated_dir: Annotated[str | None, GENERATED] = None,
+        num_processes: Annotated[Count | None, GENERATED] = None,
         split: Literal["shuffled", "in_order"] = "shuffled",
-        split_seed: int = 0,
+        split_seed: Annotated[int, OnlyWith(split="shuffled")] = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)

@@ -20,10 +20,11 @@ from lit_probattn.base.arguments import Range, check_argument
 from lit_probattn.base.errors import DataError
 from lit_probattn.base.progress import progress
 
-__all__ = ["Kind", "TokenChoice", "Unit", "VocabLimit", "of_running_text"]
+__all__ = ["LEARNED", "Kind", "TokenChoice", "Unit", "VocabLimit", "of_running_text"]
 
 Unit = Literal["bytes", "characters", "words", "subwords"]
 Kind = Literal["wordpiece", "bpe"]
+LEARNED = ("characters", "words", "subwords")  # units whose number can be limited
 VocabLimit = Annotated[int, Range(3)]
 _ARRAY = "tokeniser"
 _READ: dict[str, Callable[[Path], Tokens]] = {

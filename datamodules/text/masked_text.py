@@ -87,11 +87,11 @@ class MaskedText(WikiText103):
             cache that contains one. Its begin, end and mask tokens are used, and its separator ends
             lines.
         **kwargs: Arguments of WikiText103: `segment_len` is L, begin and end included, and
-            `vocab_size` at least the vocabulary plus three; pad_to and pad_multiple have no
-            effect.
+            `vocab_size` at least the vocabulary plus three.
     """
 
     sets: tuple[str, ...] = (
+        *WikiText103.sets,
         "batching",
         "val_stride",
         "test_stride",

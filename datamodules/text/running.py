@@ -6,17 +6,17 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from datamodules.core.division import Divided, divide
 from datamodules.core.files import expand
 from datamodules.core.own import SHOWN_SAMPLES, AtPath, beginning, split_of
-from datamodules.text.choice import TokenChoice, Unit, VocabLimit
+from datamodules.text.choice import LEARNED, TokenChoice, Unit, VocabLimit
 from datamodules.text.source import Block, ParquetText, PlainText, TextSource
 from datamodules.text.stream import TextStream
-from lit_probattn.base.arguments import Count, checks_arguments
+from lit_probattn.base.arguments import Count, OnlyWith, checks_arguments
 from lit_probattn.base.errors import DataError, MissingDataError
 from lit_probattn.base.files import digest, fingerprint
 
@@ -125,6 +125,7 @@ class OwnText(AtPath, Divided, TextStream):
     """
 
     task = "own_text"
+    sets: tuple[str, ...] = ("pad_to", "pad_multiple")  # nothing is padded
     units: TokenChoice
 
     @checks_arguments
@@ -132,11 +133,12 @@ class OwnText(AtPath, Divided, TextStream):
         self,
         *,
         tokens: Unit = "bytes",
-        vocab_limit: VocabLimit = 8000,
-        min_count: Count = 2,
+        vocab_limit: Annotated[VocabLimit, OnlyWith(tokens=LEARNED)] = 8000,
+        min_count: Annotated[Count, OnlyWith(tokens="words")] = 2,
         **kwargs: Any,
     ) -> None:
-        super().__init__(units=TokenChoice(tokens, vocab_limit, min_count), **kwargs)
+        units = TokenChoice(tokens, vocab_limit, min_count)
+        super().__init__(units=units, pad_to="max", pad_multiple=1, **kwargs)
         self.path, self.title = expand(self.given_path), self.given_path
         self._found: dict[str, TextSource] = {}
         self._files()  # raises errors of the path immediately

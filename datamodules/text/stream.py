@@ -85,7 +85,7 @@ class TextStream(CachedDataModule):
         prompts: Texts that `predict` continues. Default: num_prompts excerpts of predict_split.
         num_prompts: Number of excerpts.
         prompt_len: Number of tokens of an excerpt.
-        **kwargs: Arguments of DataModule; pad_to and pad_multiple have no effect.
+        **kwargs: Arguments of DataModule.
     """
 
     title = "text"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +15,9 @@ from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.own import OwnSamples, Rows, beginning
 from datamodules.core.sequences import TokenSplit, ragged_writer
 from datamodules.core.tables import TABLES, Table, labels_of, read_table
-from datamodules.text.choice import TokenChoice, Unit, VocabLimit
+from datamodules.text.choice import LEARNED, TokenChoice, Unit, VocabLimit
 from datamodules.text.tokens import Tokens
-from lit_probattn.base.arguments import Count, checks_arguments
+from lit_probattn.base.arguments import Count, OnlyWith, checks_arguments
 from lit_probattn.base.errors import DataError
 from lit_probattn.base.progress import progress
 
@@ -218,8 +218,8 @@ class LabelledTexts(TextTable):
         text_column: str | None = None,
         label_column: str | None = None,
         tokens: Unit = "bytes",
-        vocab_limit: VocabLimit = 8000,
-        min_count: Count = 2,
+        vocab_limit: Annotated[VocabLimit, OnlyWith(tokens=LEARNED)] = 8000,
+        min_count: Annotated[Count, OnlyWith(tokens="words")] = 2,
         max_length: Count = 1024,
         **kwargs: Any,
     ) -> None:

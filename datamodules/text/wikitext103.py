@@ -45,7 +45,7 @@ class WikiText103(TextStream):
 
     task = "wikitext103"
     title = "WikiText"
-    sets: tuple[str, ...] = ("units",)
+    sets: tuple[str, ...] = ("units", "pad_to", "pad_multiple")  # nothing is padded
     units: TokenChoice
 
     @checks_arguments
@@ -61,7 +61,7 @@ class WikiText103(TextStream):
         self._named: dict[str, Any] = {"vocab_file": vocab_file, "subwords": subwords}
         self._named["tokenizer_file"] = tokenizer_file
         units = of_running_text(**self._named)
-        super().__init__(units=units, **kwargs)
+        super().__init__(units=units, pad_to="max", pad_multiple=1, **kwargs)
         self.corpus = self.title = corpus
 
     def settings(self) -> dict[str, Any]:

@@ -18,26 +18,28 @@ Arguments that are the fields of a frozen dataclass are declared only there:
             self.build(options)
 
 `MGKAttention(64, 4, e_step="hard")` receives `MGKArguments(64, 4, e_step="hard")`. Parsers, `help`
-and type checkers use the names and types of the fields. A field may declare the values of others
-without which it has no effect; setting it nevertheless is one warning:
-
-        em_weighting: Weighting = only_with("uniform", e_step="soft")
+and type checkers use the names and types of the fields.
 
 The values of an argument are declared by its type alone, `Literal["a", "b"]` or a number with a
 `Range` such as `Count`: records that derive from `Options`, and constructors decorated with `takes`
-or `checks_arguments`, refuse others, and NaN for any argument.
+or `checks_arguments`, refuse others, and NaN for any argument. The type may also declare the values
+of other arguments without which it has no effect; setting it nevertheless is one warning:
+
+        em_weighting: Annotated[Weighting, OnlyWith(e_step="soft")] = "uniform"
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import inspect
 import math
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
 from inspect import Parameter, Signature
 from itertools import takewhile
 from types import NoneType, UnionType
@@ -65,7 +67,6 @@ _Fields = ParamSpec("_Fields")
 _Record = TypeVar("_Record")
 _Self = TypeVar("_Self")
 _Class = TypeVar("_Class")
-_Default = TypeVar("_Default")
 
 
 def takes(
@@ -98,7 +99,8 @@ def takes(
                 raise TypeError(f"{init.__qualname__}() {error}") from None
             bound.apply_defaults()
             _check_arguments(construct.__annotations__, bound.arguments)
-            init(**bound.arguments)
+            with _warned(self, signature, bound.arguments):
+                init(**bound.arguments)
 
         return _shown(construct, init, signature, parts)
 
@@ -154,8 +156,10 @@ def checks_arguments(init: _Constructor) -> _Constructor:
 
     @functools.wraps(init)
     def construct(self: Any, *args: Any, **given: Any) -> None:
-        _check_arguments(_hints_of(init), dict(zip(names, args, strict=False)) | given)
-        init(self, *args, **given)
+        values = dict(zip(names, args, strict=False)) | given
+        _check_arguments(_hints_of(init), values)
+        with _warned(self, _signature_of(cast(Any, type(self))), values):
+            init(self, *args, **given)
 
     return cast(_Constructor, construct)
 
@@ -203,6 +207,17 @@ Rate = Annotated[float, Range(0, below=1)]
 Probability = Annotated[float, Range(0, most=1)]
 
 
+def parts_of(kind: Any) -> tuple[list[Any], list[Any]]:
+    """Return the types of a union, or the type itself, and all that `Annotated` adds to them."""
+    if get_origin(kind) is Annotated:
+        parts, notes = parts_of(kind.__origin__)
+        return parts, [*notes, *kind.__metadata__]
+    if get_origin(kind) not in (Union, UnionType):
+        return [kind], []
+    found = [parts_of(part) for part in get_args(kind)]
+    return [p for parts, _ in found for p in parts], [n for _, notes in found for n in notes]
+
+
 def check_argument(name: str, value: object, kind: Any) -> None:
     """Check that an argument has a value that its type declares.
 
@@ -217,9 +232,9 @@ def check_argument(name: str, value: object, kind: Any) -> None:
     """
     if isinstance(value, float) and math.isnan(value):
         raise ConfigError(f"{name} must be a number, received nan")
-    parts = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    parts, notes = parts_of(kind)
     if isinstance(value, int | float) and not isinstance(value, bool):
-        for known in (known for part in parts for known in getattr(part, "__metadata__", ())):
+        for known in notes:
             if isinstance(known, Range) and value not in known:
                 told = known if math.isfinite(value) else "finite"
                 raise ConfigError(f"{name} must be {told}, received {value}")
@@ -256,29 +271,88 @@ class Options:
         _check_arguments(_hints_of(kind), vars(self))
 
 
-def only_with(default: _Default, **needed: Any) -> _Default:
-    """Return a field of a frozen dataclass that has no effect unless other fields have values.
+class OnlyWith:
+    """What an argument needs to have an effect, as part of its type.
 
     Args:
-        default: the field's default.
-        needed: values of other fields: one, or a tuple or range of them. Fields that a class does
-            not have are not needed there.
+        needed: values of other arguments: one, or a tuple, range or `Range` of them. Arguments that
+            a class does not have are not needed there.
     """
-    found: Any = field(default=default, metadata={"needed": needed})
-    return cast(_Default, found)
+
+    def __init__(self, **needed: Any) -> None:
+        self.needed = needed
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OnlyWith) and self.needed == other.needed
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.needed))
+
+    def __repr__(self) -> str:
+        return f"OnlyWith({', '.join(f'{name}={value!r}' for name, value in self.needed.items())})"
+
+    def missing(self, values: Mapping[str, Any]) -> str | None:
+        """Return the first argument with a value that is not among the needed ones."""
+        for name, wanted in self.needed.items():
+            value = values.get(name)
+            if isinstance(wanted, Range):
+                fits = isinstance(value, int | float) and value in wanted
+            else:
+                fits = value in (wanted if isinstance(wanted, tuple | range) else (wanted,))
+            if name in values and not fits:
+                return name
+        return None
 
 
 def without_effect(options: Any) -> dict[str, str]:
     """Return fields that differ from their default but have no effect, each with the reason."""
+    kind: Any = type(options)
+    return _without_effect(_typed(kind, inspect.signature(kind).parameters), vars(options))
+
+
+def _without_effect(
+    parameters: Mapping[str, Parameter], values: Mapping[str, Any]
+) -> dict[str, str]:
     found = {}
-    for option in fields(options):
-        value = getattr(options, option.name)
-        for other, needed in option.metadata.get("needed", {}).items():
-            wanted = needed if isinstance(needed, (tuple, range)) else (needed,)
-            if value != option.default and getattr(options, other, wanted[0]) not in wanted:
-                given = getattr(options, other)
-                found[option.name] = f"{option.name}={value} has no effect with {other}={given}"
+    for name, parameter in parameters.items():
+        for known in parts_of(parameter.annotation)[1]:
+            if not isinstance(known, OnlyWith) or _is_same(values[name], parameter.default):
+                continue
+            other = known.missing(values)
+            if other is not None:
+                told = f"has no effect with {other}={values[other]}"
+                found[name] = f"{name}={values[name]} {told}"
     return found
+
+
+def _is_same(value: object, default: object) -> bool:
+    """Whether a value is the default; configurations contain lists in place of tuples."""
+    both = (value, default)
+    if all(isinstance(one, list | tuple) for one in both):
+        value, default = (list(cast(Any, one)) for one in both)
+    return value == default
+
+
+_IS_PART: ContextVar[bool] = ContextVar("is_part", default=False)
+
+
+@contextlib.contextmanager
+def _warned(owner: object, signature: Signature, given: Mapping[str, Any]) -> Iterator[None]:
+    """Warn of arguments without effect; in this context, parts of the object do not warn again."""
+    if not _IS_PART.get():
+        values = {name: p.default for name, p in signature.parameters.items()} | {**given}
+        for told in _without_effect(signature.parameters, values).values():
+            warnings.warn(f"{type(owner).__name__}: {told}", stacklevel=4)
+    token = _IS_PART.set(True)
+    try:
+        yield
+    finally:
+        _IS_PART.reset(token)
+
+
+@functools.cache
+def _signature_of(cls: type) -> Signature:
+    return _whole_signature(cls, {})
 
 
 def with_defaults(**defaults: Any) -> Callable[[type[_Class]], type[_Class]]:

@@ -26,6 +26,7 @@ from lit_probattn.commands.opened import (
     add_run,
     check_least,
     check_table,
+    sampling_of,
 )
 
 if TYPE_CHECKING:
@@ -90,7 +91,6 @@ def run(options: argparse.Namespace) -> None:
     """
     from lit_probattn.base.errors import ConfigError
     from lit_probattn.commands.bounded_cache import CacheBound, bounded_caches
-    from lit_probattn.models.decoding import Sampling
     from lit_probattn.training.callbacks import PredictionWriter
 
     check_least(options, max_new_tokens=1, seed=0, max_keys=1)
@@ -98,7 +98,7 @@ def run(options: argparse.Namespace) -> None:
         raise ConfigError("--evict_by requires a bounded cache: add --max_keys N")
     if options.out is not None:
         check_table(options.out)
-    sampling = Sampling(options.temperature, options.top_k, options.top_p, seed=options.seed)
+    sampling = sampling_of(options)
     trained = _open(options)
     trained.task.sampling = sampling
     trained.task.max_new_tokens = _new_tokens(trained, options)

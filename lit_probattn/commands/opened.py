@@ -78,6 +78,23 @@ def check_table(out: Path) -> None:
         raise ConfigError(f"--out {out}: {blocked} is a file, not a folder")
 
 
+def sampling_of(options: argparse.Namespace) -> Any:
+    """Return the `Sampling` of the flags; without `--temperature`, the likeliest token.
+
+    Raises:
+        ConfigError: a value is out of range, or a flag has no effect without `--temperature`.
+    """
+    from lit_probattn.base.arguments import without_effect
+    from lit_probattn.base.errors import ConfigError
+    from lit_probattn.models.decoding import Sampling
+
+    top_k, top_p = (getattr(options, name, None) for name in ("top_k", "top_p"))
+    sampling = Sampling(options.temperature or 0.0, top_k, top_p, seed=options.seed)
+    for told in without_effect(sampling).values():
+        raise ConfigError(f"--{told}: remove it, or set --temperature")
+    return sampling
+
+
 def set_search(task: Any, options: argparse.Namespace) -> None:
     """Override the run's settings by the flags that are set.
 
@@ -85,14 +102,12 @@ def set_search(task: Any, options: argparse.Namespace) -> None:
         ConfigError: a value is out of range.
     """
     from lit_probattn.base.errors import ConfigError
-    from lit_probattn.models.decoding import Sampling
 
     names = {"size": "beam_size", **{f.name: f.name for f in fields(task.beam) if f.name != "size"}}
     given = {field: getattr(options, name, None) for field, name in names.items()}
-    top_k, top_p = (getattr(options, name, None) for name in ("top_k", "top_p"))
     try:
         task.beam = replace(task.beam, **{k: v for k, v in given.items() if v is not None})
-        task.sampling = Sampling(options.temperature or 0.0, top_k, top_p, seed=options.seed)
     except ValueError as error:
         text = str(error)
         raise ConfigError(f"--{'beam_' if text.startswith('size ') else ''}{text}") from error
+    task.sampling = sampling_of(options)

@@ -29,6 +29,7 @@ from lit_probattn.commands.opened import (
     add_search,
     check_least,
     check_table,
+    sampling_of,
     set_search,
 )
 
@@ -104,9 +105,7 @@ def _check_flags(options: argparse.Namespace) -> None:
     from lit_probattn.base.errors import ConfigError
 
     check_least(options, seed=0, max_tokens=1)
-    drawn = [name for name in ("top_k", "top_p") if getattr(options, name) is not None]
-    if drawn and not options.temperature:
-        raise ConfigError(f"--{drawn[0]} applies to sampling: also set --temperature")
+    sampling_of(options)
     searched = [n for n in ("beam_size", "n_best") if (getattr(options, n) or 1) != 1]
     if searched and options.temperature:
         raise ConfigError(f"--{searched[0]} applies to searching: remove --temperature")

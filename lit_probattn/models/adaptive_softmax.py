@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lit_probattn.base.arguments import Count, checks_arguments, takes
+from lit_probattn.base.arguments import Count, OnlyWith, checks_arguments, takes
 from lit_probattn.base.torch_internals import outside_graphs
 
 # Maximum number of logits in memory: 256 MiB in float32.
@@ -113,7 +113,7 @@ class AdaptiveSoftmax(nn.Module):
         self,
         *,
         embed_dim: Count,
-        cutoffs: Sequence[int] = (20000, 40000, 200000),
+        cutoffs: Annotated[Sequence[int], OnlyWith(output="adaptive")] = (20000, 40000, 200000),
         **options: Any,
     ) -> None:
         super().__init__()

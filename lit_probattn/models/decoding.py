@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lit_probattn.attention.cache import Cache
-from lit_probattn.base.arguments import Count, NotNegative, Options, Range
+from lit_probattn.base.arguments import Count, NotNegative, OnlyWith, Options, Range
 from lit_probattn.randomness import STREAM_SAMPLING, RandomKey, philox4x32
 
 
@@ -53,8 +53,10 @@ class Sampling(Options):
     """
 
     temperature: NotNegative = 0.0
-    top_k: Count | None = None
-    top_p: Annotated[float, Range(above=0, most=1)] | None = None
+    top_k: Annotated[Count | None, OnlyWith(temperature=Range(above=0))] = None
+    top_p: Annotated[
+        Annotated[float, Range(above=0, most=1)] | None, OnlyWith(temperature=Range(above=0))
+    ] = None
     seed: int = 0
 
 

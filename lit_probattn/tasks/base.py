@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, Literal, TypedDict
+from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import lightning.pytorch as pl
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from lit_probattn.attention.mgk.annealing import NormAnnealing
-from lit_probattn.base.arguments import Count, NotNegative, Positive, WholeNumber, takes
+from lit_probattn.base.arguments import Count, NotNegative, OnlyWith, Positive, WholeNumber, takes
 from lit_probattn.randomness import RandomKey, mix_integers
 from lit_probattn.tasks.distributed import (
     agreed_signal,
@@ -176,7 +176,7 @@ class Task(pl.LightningModule):
         schedule: ScheduleName = "one_cycle",
         warmup_steps: WholeNumber = 0,
         schedule_steps: Count | None = None,
-        cycle_momentum: bool = True,
+        cycle_momentum: Annotated[bool, OnlyWith(schedule="one_cycle")] = True,
         compile: bool = False,
         **annealing: Any,
     ) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lit_probattn.base.arguments import Count, WholeNumber, arguments_of, takes
+from lit_probattn.base.arguments import Count, OnlyWith, Range, WholeNumber, arguments_of, takes
 from lit_probattn.models.decision_transformer import DecisionTransformer
 from lit_probattn.rollouts.environments import (
     check_sizes,
@@ -86,7 +86,7 @@ class DecisionMaking(CountedTask):
         context_length: Count,
         test_episodes: WholeNumber = 100,
         val_episodes: WholeNumber = 0,
-        val_every: Count = 1,
+        val_every: Annotated[Count, OnlyWith(val_episodes=Range(1))] = 1,
         target_returns: Sequence[float] | None = None,
         **options: Any,
     ) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar, cast, get_args
+from typing import Annotated, Any, ClassVar, cast, get_args
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,7 @@ from torch.optim import AdamW, Optimizer
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
-from lit_probattn.base.arguments import NotNegative, Rate, arguments_of, takes
+from lit_probattn.base.arguments import NotNegative, OnlyWith, Range, Rate, arguments_of, takes
 from lit_probattn.base.errors import nan_among
 from lit_probattn.models.images import ImageModel, load_timm_state_dict
 from lit_probattn.tasks.base import Batch, Split
@@ -58,10 +58,10 @@ class ImageClassifier(LabelTask):
         *,
         initial_weights: str | None = None,
         label_smoothing: Rate = 0.1,
-        start_lr: NotNegative | None = None,
+        start_lr: Annotated[NotNegative | None, OnlyWith(warmup_steps=Range(1))] = None,
         final_lr: NotNegative = 0.0,
         ema_decay: Rate | None = None,
-        ema_warmup: bool = False,
+        ema_warmup: Annotated[bool, OnlyWith(ema_decay=Range())] = False,
         **options: Any,
     ) -> None:
         super().__init__(**arguments_of(LabelTask, options))

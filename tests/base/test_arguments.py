@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import warnings
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from jsonargparse import ArgumentParser
 
 from lit_probattn.base.arguments import (
+    Count,
+    OnlyWith,
     Parser,
+    Range,
+    Rate,
     add_data,
     arguments_of,
     by_name,
@@ -248,3 +254,70 @@ def test_arguments_of_the_data_are_written_as_for_fit(words):
     assert options.other == ["a", "b"]
     with pytest.raises(SystemExit):
         parser.parse_args(["--data", "num_train=3"])
+
+
+# ---- arguments without effect ------------------------------------------------------------------
+
+
+class Part:
+    @checks_arguments
+    def __init__(self, cuts: Annotated[Sequence[int], OnlyWith(mode="a")] = (1, 2)) -> None:
+        self.cuts = cuts
+
+
+class Base:
+    @checks_arguments
+    def __init__(self, share: Annotated[Rate, OnlyWith(split=("x", "y"))] = 0.1) -> None:
+        self.share = share
+
+
+class Whole(Base):
+    @takes(Part)
+    def __init__(
+        self,
+        mode: Literal["a", "b"] = "a",
+        heat: float = 0.0,
+        top: Annotated[Count | None, OnlyWith(heat=Range(above=0))] = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(share=0.2)  # not set by the caller
+        self.part = Part(**arguments_of(Part, options))
+
+
+class Split(Base):
+    @checks_arguments
+    def __init__(self, split: str = "x", **options: Any) -> None:
+        super().__init__(**options)
+
+
+@pytest.mark.parametrize(
+    ("cls", "given", "told"),
+    [
+        (Whole, {"mode": "b"}, []),
+        (Whole, {"cuts": [3]}, []),
+        (Whole, {"cuts": [1, 2], "mode": "b"}, []),  # the default, as files write it
+        (Whole, {"cuts": [3], "mode": "b"}, ["Whole: cuts=[3] has no effect with mode=b"]),
+        (Whole, {"top": 5}, ["Whole: top=5 has no effect with heat=0.0"]),
+        (Whole, {"top": 5, "heat": 0.5}, []),
+        (Part, {"cuts": [3]}, []),  # which has no mode
+        (Base, {"share": 0.3}, []),
+        (Split, {"share": 0.3, "split": "y"}, []),
+        (Split, {"share": 0.3, "split": "z"}, ["Split: share=0.3 has no effect with split=z"]),
+    ],
+)
+def test_an_argument_without_effect_is_one_warning(cls, given, told):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        cls(**given)
+    assert [str(one.message) for one in caught] == told
+    assert [one.filename for one in caught] == [__file__] * len(told)
+
+
+def test_a_number_outside_of_its_range_is_refused():
+    for value, told in ((0, "at least 1"), (-1, "at least 1")):
+        with pytest.raises(ConfigError, match=f"^top must be {told}, received {value}$"):
+            Whole(top=value, heat=1.0)
+    with pytest.raises(ConfigError, match=r"^share must be in \[0, 1\), received 1$"):
+        Base(1)
+    assert Base(0).share == 0
+    assert Whole(top=True, heat=1.0).part.cuts == (1, 2)  # booleans are checked elsewhere

@@ -180,6 +180,7 @@ REFUSED = {
     "--max_new_tokens 0": "--max_new_tokens must be at least 1, received 0",
     "--seed -1": "--seed must be at least 0, received -1",
     "--temperature -1": "temperature must be at least 0, received -1.0",
+    "--temperature 0 --top_k 3": "--top_k=3 has no effect with temperature=0.0: remove it",
     "--top_k 0": "top_k must be at least 1, received 0",
     "--top_p 1.5": "top_p must be in (0, 1], received 1.5",
     "--out text.csv": "--out must end in .parquet, received text.csv",

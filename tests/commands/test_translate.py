@@ -84,6 +84,7 @@ def test_the_mean_of_checkpoints_translates(translate):
     [
         (("--beam_size", "0"), "--beam_size must be at least 1, received 0"),
         (("--n_best", "2", "--temperature", "1"), "--n_best applies to searching"),
+        (("--top_p", "0.5"), "--top_p=0.5 has no effect with temperature=0.0"),
         (("--max_tokens", "0"), "--max_tokens must be at least 1, received 0"),
         (("--out", "a.txt"), "--out must end in .parquet, received a.txt"),
     ],

@@ -139,7 +139,6 @@ class Data:
     given: dict[str, Any]
     options: dict[str, Option]
     write: Callable[[Path], Any] = lambda folder: folder.mkdir(parents=True, exist_ok=True)
-    without_effect: frozenset[str] = frozenset()
 
 
 HERE = "@"  # the folder of the data
@@ -162,10 +161,9 @@ def options(**values: Any) -> dict[str, Option]:
 
 
 def without_padding(**values: Any) -> dict[str, Option]:
-    return {n: v for n, v in options(**values).items() if n not in ONE_SIZE}
+    return {n: v for n, v in options(**values).items() if n not in ("pad_to", "pad_multiple")}
 
 
-ONE_SIZE = frozenset({"pad_to", "pad_multiple"})  # nothing is padded
 OWN = {"val_fraction": 0.3, "test_fraction": 0.4, "split_seed": 7}
 LISTOPS = {"num_train": 12, "num_val": 5, "num_test": 5, "min_length": 3, "max_length": 30}
 STREAM = {"segment_len": 9, "batching": "segments", "vocab_size": 999, "val_stride": 3}
@@ -205,13 +203,12 @@ TABLE: dict[str, Data] = {
     ),
     "image": Data(
         {"batch_size": 4, "data_dir": HERE},
-        options(
+        without_padding(
             key_mask=Option("all", call="datamodules.lra.arena.PixelCollate"),
             vocab_size=513,
             parity_eval=2,
         ),
         lra.write_cifar,
-        ONE_SIZE,
     ),
     "retrieval": Data(
         {"batch_size": 4, "data_dir": HERE},
@@ -288,7 +285,7 @@ TABLE: dict[str, Data] = {
     ),
     "own_text": Data(
         {"path": "@/mine.txt", "batch_size": 4, "segment_len": 7},
-        options(
+        without_padding(
             seed=Option(5, {"batching": "segments"}),
             **STREAM,
             path="@/none.txt",
@@ -298,11 +295,10 @@ TABLE: dict[str, Data] = {
             **OWN,
         ),
         write_stream,
-        ONE_SIZE,
     ),
     "wikitext103": Data(
         {"corpus": "other", "data_dir": HERE, "batch_size": 4, "segment_len": 7},
-        options(
+        without_padding(
             seed=Option(5, {"batching": "segments"}),
             **STREAM,
             corpus="wikitext-2",
@@ -311,11 +307,10 @@ TABLE: dict[str, Data] = {
             tokenizer_file="@/none",
         ),
         texts.write,
-        ONE_SIZE,
     ),
     "masked_text": Data(
         {"corpus": "other", "data_dir": HERE, "batch_size": 4, "segment_len": 7},
-        options(
+        without_padding(
             segment_len=9,
             vocab_size=999,
             corpus="wikitext-2",
@@ -325,7 +320,6 @@ TABLE: dict[str, Data] = {
             tokenizer="@/none",
         ),
         texts.write,
-        ONE_SIZE,
     ),
     "uea": Data(
         {"name": "Libras", "batch_size": 4, "pad_multiple": 1, "data_dir": HERE},
@@ -391,10 +385,7 @@ def unread(name: str, folder: Path) -> dict[str, str]:
         after = build({**without, **value}, entry.call)
         same = before == after
         names = [entry.told] if entry.told else [option, str(value[option])]
-        if option in data.without_effect:
-            if not same:
-                wrong[option] = "has an effect"
-        elif same:
+        if same:
             wrong[option] = "changes nothing"
         elif isinstance(after, str) and not any(x in after for x in names):
             wrong[option] = f"is refused without its name: {after}"

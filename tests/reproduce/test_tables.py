@@ -245,12 +245,15 @@ FEW = [(name, "options") for name in FITS[::8]]
 TRAINING = set(inspect.signature(Task.__init__).parameters)
 
 
+@pytest.mark.filterwarnings("error:.* has no effect with ")
 @pytest.mark.parametrize(
     ("name", "differ_by"),
     mostly_slow([*FEW, *((name, "values") for name in FITS)], FEW),
 )
 def test_runs_can_be_built(name, differ_by):
     """Models on meta tensors, with the attention of the paper and that of the released code.
+
+    None has an option without effect.
 
     By options: of the models of a task that differ by numbers alone, the first is built.
     """

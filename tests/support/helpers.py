@@ -7,14 +7,10 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import UnionType
 from typing import (
     TYPE_CHECKING,
-    Annotated,
     Any,
     Literal,
-    Union,
-    get_args,
     get_origin,
     get_type_hints,
 )
@@ -23,6 +19,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lit_probattn.base.arguments import Range, parts_of
 from lit_probattn.base.errors import ConfigError
 
 # Imported by conftest before kernels are: attention brings Triton along, through PyTorch.
@@ -301,21 +298,22 @@ def types_of(cls: type) -> dict[str, Any]:
 
 def _others(kind: Any) -> Iterator[tuple[Any, str]]:
     """Values that a type does not declare, and what is said of them."""
-    if get_origin(kind) is Literal:
+    parts, notes = parts_of(kind)
+    if len(parts) == 1 and get_origin(parts[0]) is Literal:
         yield "neither", "one of .*"
-    parts = get_args(kind) if get_origin(kind) is UnionType or get_origin(kind) is Union else [kind]
-    for part in parts:
-        number = get_args(part)[0] if get_origin(part) is Annotated else part
+    if float in parts:
+        yield float("nan"), "a number"
+    number = float if float in parts else int
+    for known in notes:
+        if not isinstance(known, Range):
+            continue
+        told = re.escape(str(known))
+        outside = [known.above, known.below]
+        outside += [known.least - 1] if known.least is not None else []
+        outside += [known.most + 1] if known.most is not None else []
+        yield from ((number(value), told) for value in outside if value is not None)
         if number is float:
-            yield float("nan"), "a number"
-        for known in getattr(part, "__metadata__", ()):
-            told = re.escape(str(known))
-            outside = (known.above, known.below)
-            outside += (known.least - 1,) if known.least is not None else ()
-            outside += (known.most + 1,) if known.most is not None else ()
-            yield from ((number(value), told) for value in outside if value is not None)
-            if number is float:
-                yield from ((value, "finite") for value in (float("inf"), float("-inf")))
+            yield from ((value, "finite") for value in (float("inf"), float("-inf")))
 
 
 def refuses_other_values(make: Callable[..., Any], kinds: Mapping[str, Any]) -> set[str]:
@@ -326,10 +324,10 @@ def refuses_other_values(make: Callable[..., Any], kinds: Mapping[str, Any]) -> 
     """
     free = set()
     for name, kind in kinds.items():
-        others = list(_others(kind))
-        if kind in (int, int | None, float, float | None):
+        parts, notes = parts_of(kind)
+        if {int, float} & {*parts} and not any(isinstance(known, Range) for known in notes):
             free.add(name)
-        for value, told in others:
+        for value, told in _others(kind):
             with pytest.raises(ConfigError, match=f"^{name} must be {told}, received {value!r}$"):
                 make(**{name: value})
     return free

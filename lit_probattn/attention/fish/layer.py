@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import torch
 
@@ -24,7 +25,7 @@ from lit_probattn.attention.fish.mixing import (
     NoiseOptions,
 )
 from lit_probattn.attention.layer import Attention, LayerOptions
-from lit_probattn.base.arguments import by_name, only_with
+from lit_probattn.base.arguments import OnlyWith, by_name
 from lit_probattn.base.graphs import written
 from lit_probattn.randomness import RandomKey
 
@@ -43,7 +44,7 @@ class FiSHOptions(NoiseOptions, HeadMixingOptions):
     """
 
     noise_position: NoisePosition = "raw"
-    noise_at_eval: bool = only_with(False, noise=NOISY)
+    noise_at_eval: Annotated[bool, OnlyWith(noise=NOISY)] = False
     scale_position: ScalePosition = "after"
 
     def __post_init__(self) -> None:

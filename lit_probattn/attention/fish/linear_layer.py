@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import Tensor
 
@@ -29,7 +29,7 @@ from lit_probattn.attention.fish.mixing import (
 )
 from lit_probattn.attention.layer import Attention, LayerOptions
 from lit_probattn.attention.linear.features import FeatureMap
-from lit_probattn.base.arguments import Count, Rate, by_name, only_with
+from lit_probattn.base.arguments import Count, OnlyWith, Rate, by_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class StateMixingOptions(MixingOptions):
     """
 
     mixer: Literal["linear", "mlp"] = "linear"
-    mixing_bias: bool = only_with(True, mixer="mlp")
+    mixing_bias: Annotated[bool, OnlyWith(mixer="mlp")] = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class LinearFiSHOptions(NoiseOptions, StateMixingOptions):
     """
 
     noise: Literal["none", "global"] = "global"
-    noise_at_eval: bool = only_with(False, noise="global")
+    noise_at_eval: Annotated[bool, OnlyWith(noise="global")] = False
     eps: Rate = 1e-6
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lit_probattn.attention.core import ParameterTable
 from lit_probattn.attention.numerics import compute_dtype
 from lit_probattn.attention.variant import NoiseKind as NoiseKind
-from lit_probattn.base.arguments import Count, NotNegative, Options, Range, only_with
+from lit_probattn.base.arguments import Count, NotNegative, OnlyWith, Options, Range
 
 Mixer = Literal["linear", "shared", "mlp", "relu_sum"]
 MixingConstraint = Literal["relaxed", "simplex"]
@@ -40,7 +40,7 @@ class MixingOptions(Options):
     mixer: Mixer = "linear"
     mixer_ratios: Sequence[float] | None = None
     mixing: MixingConstraint = "relaxed"
-    mixing_init: MixingInit = only_with("torch_linear", mixing="relaxed")
+    mixing_init: Annotated[MixingInit, OnlyWith(mixing="relaxed")] = "torch_linear"
 
     def make_mixing(
         self, num_global_heads: int, num_heads: int, bias: MixingBias, *, last_bias_matters: bool
@@ -69,8 +69,8 @@ class NoiseOptions(Options):
     """
 
     noise: NoiseKind = "global"
-    noise_scale: NotNegative = only_with(0.01, noise=NOISY)
-    sigma_shape: SigmaShape = only_with("per_global", noise=NOISY)
+    noise_scale: Annotated[NotNegative, OnlyWith(noise=NOISY)] = 0.01
+    sigma_shape: Annotated[SigmaShape, OnlyWith(noise=NOISY)] = "per_global"
 
     def make_scale(self, num_global_heads: int) -> NoiseScale | None:
         """Return the noise scale of G heads; None without noise."""
@@ -91,7 +91,7 @@ class GlobalHeads(Options):
     """
 
     num_global_heads: Count | None = None
-    head_ratio: Annotated[float, Range(1)] = only_with(2.0, num_global_heads=None)
+    head_ratio: Annotated[float, Range(1), OnlyWith(num_global_heads=None)] = 2.0
 
     def count(self, num_heads: int) -> int:
         """Return G.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from lit_probattn.attention.linear.features import (
 )
 from lit_probattn.attention.linear.functions import Linear, LinearForm, check_linear
 from lit_probattn.attention.numerics import compute_dtype
-from lit_probattn.base.arguments import Count, Options, by_name, only_with
+from lit_probattn.base.arguments import Count, OnlyWith, Options, by_name
 from lit_probattn.randomness import RandomKey
 
 
@@ -44,7 +44,7 @@ class LinearOptions(Options):
 
     feature_map: FeatureName = "elu"
     num_features: Count | None = None
-    dpfp_nu: Count = only_with(1, feature_map="dpfp")
+    dpfp_nu: Annotated[Count, OnlyWith(feature_map="dpfp")] = 1
     feature_norm: FeatureNorm = "none"
 
     def form(self) -> LinearForm:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from lit_probattn.attention.mgk.annealing import NormOptions
 from lit_probattn.attention.mgk.functions import Score
 from lit_probattn.attention.rotary import RotaryShift
-from lit_probattn.base.arguments import Count, NotNegative, Options, only_with
+from lit_probattn.base.arguments import Count, NotNegative, OnlyWith, Options
 
 EStep = Literal["learned", "soft", "hard"]
 PriorShare = Literal["layer", "head", "head_position"]
@@ -44,10 +44,10 @@ class MixtureOptions(KeyOptions):
         shift_init_std: standard deviation of the initial shifts (paper 1, code 0.5).
     """
 
-    prior_share: PriorShare = only_with("head", e_step=("learned", "soft"))
-    prior_param: PriorParam = only_with("clamp", e_step="learned")
-    max_positions: Count | None = only_with(None, prior_share="head_position")
-    shift_init_std: NotNegative = only_with(1.0, shifted_keys=True)
+    prior_share: Annotated[PriorShare, OnlyWith(e_step=("learned", "soft"))] = "head"
+    prior_param: Annotated[PriorParam, OnlyWith(e_step="learned")] = "clamp"
+    max_positions: Annotated[Count | None, OnlyWith(prior_share="head_position")] = None
+    shift_init_std: Annotated[NotNegative, OnlyWith(shifted_keys=True)] = 1.0
 
 
 def variance_multipliers(
@@ -126,10 +126,10 @@ class MGKOptions(NormOptions, MixtureOptions, DensityOptions):
     """
 
     include_log_det: bool = False
-    em_weighting: Literal["uniform", "posterior"] = only_with("uniform", e_step="soft")
-    rotary_shift: RotaryShift = only_with(
-        "before", shifted_keys=True, rotary_dim=range(1, sys.maxsize)
-    )
+    em_weighting: Annotated[Literal["uniform", "posterior"], OnlyWith(e_step="soft")] = "uniform"
+    rotary_shift: Annotated[
+        RotaryShift, OnlyWith(shifted_keys=True, rotary_dim=range(1, sys.maxsize))
+    ] = "before"
 
     def __post_init__(self) -> None:
         super().__post_init__()

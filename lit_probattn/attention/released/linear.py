@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from lit_probattn.attention.linear.layer import (
     LinearOptions,
 )
 from lit_probattn.attention.linear.mlk import MLKArguments, MLKAttention, MLKCore, MLKOptions
-from lit_probattn.base.arguments import Count, Positive, Rate, by_name, only_with
+from lit_probattn.base.arguments import Count, OnlyWith, Positive, Rate, by_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +37,9 @@ class ReleasedSwitches(LinearOptions):
     """
 
     denominator: Denominator = "sum"
-    eps: Rate = only_with(0.0, denominator="sum")
+    eps: Annotated[Rate, OnlyWith(denominator="sum")] = 0.0
     output_scale: OutputScale = "one"
-    padded_len: Count | None = only_with(None, denominator="sqrt_len")
+    padded_len: Annotated[Count | None, OnlyWith(denominator="sqrt_len")] = None
 
     def form(self) -> LinearForm:
         """Return feature map and options."""
@@ -99,7 +99,7 @@ class ReleasedMLKOptions(ReleasedSwitches, MLKOptions):
     """
 
     mix: Mix = "after"
-    shift_first_zero: bool = only_with(False, shifted_keys=True)
+    shift_first_zero: Annotated[bool, OnlyWith(shifted_keys=True)] = False
     second_scale: Positive = 1.0
 
     def __post_init__(self) -> None:

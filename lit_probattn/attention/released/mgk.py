@@ -21,7 +21,7 @@ from lit_probattn.attention.mgk.functions import MGK, component_scores
 from lit_probattn.attention.mgk.layer import MGKArguments, MGKAttention
 from lit_probattn.attention.mgk.options import PRIOR_FLOOR, MGKOptions
 from lit_probattn.attention.numerics import compute_dtype
-from lit_probattn.base.arguments import Range, Rate, by_name, only_with
+from lit_probattn.base.arguments import OnlyWith, Range, Rate, by_name
 from lit_probattn.base.torch_internals import in_backward
 
 EMCodeParity = Literal["none", "lra", "lm"]
@@ -123,10 +123,10 @@ class ReleasedOptions(MGKOptions):
 
     row_eps: Rate = 0.0
     em_code_parity: EMCodeParity = "none"
-    shift_first_zero: bool = only_with(False, shifted_keys=True)
+    shift_first_zero: Annotated[bool, OnlyWith(shifted_keys=True)] = False
     magnitude_prior: bool = False
-    prior_floor: Annotated[float, Range(above=0, most=1)] = only_with(
-        PRIOR_FLOOR, e_step=("learned", "soft")
+    prior_floor: Annotated[float, Range(above=0, most=1), OnlyWith(e_step=("learned", "soft"))] = (
+        PRIOR_FLOOR
     )
 
     def __post_init__(self) -> None:

@@ -53,7 +53,7 @@ class ImageModel(nn.Module):
         replace: bool = True,
         stages: list[int] | None = None,
         blocks: list[int] | None = None,
-        global_heads: int | list[int] | None = None,
+        global_heads: Count | list[int] | None = None,
         head_ratio: Annotated[float, Range(1)] | None = None,
         attention_weights: WeightInit = "fresh",
         allow_padding: bool = False,

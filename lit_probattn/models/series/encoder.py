@@ -7,14 +7,14 @@ and Flowformer (layer norm).
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lit_probattn.attention.layer import Attention, AttentionFactory
-from lit_probattn.base.arguments import Count, Rate, arguments_of, checks_arguments, takes
+from lit_probattn.base.arguments import Count, OnlyWith, Rate, arguments_of, checks_arguments, takes
 from lit_probattn.base.torch_internals import FollowingModule
 from lit_probattn.models.embeddings import sine_positions
 from lit_probattn.models.per_layer import layer_factories
@@ -99,7 +99,7 @@ class SeriesBlock(nn.Module):
         attention: Attention,
         *,
         norm: Norm = "batch",
-        norm_positions: NormPositions = "real",
+        norm_positions: Annotated[NormPositions, OnlyWith(norm="batch")] = "real",
         **options: Any,
     ) -> None:
         super().__init__()
