@@ -342,12 +342,23 @@ def _warned(owner: object, signature: Signature, given: Mapping[str, Any]) -> It
     if not _IS_PART.get():
         values = {name: p.default for name, p in signature.parameters.items()} | {**given}
         for told in _without_effect(signature.parameters, values).values():
-            warnings.warn(f"{type(owner).__name__}: {told}", stacklevel=4)
+            warnings.warn(f"{type(owner).__name__}: {told}", stacklevel=_depth())
     token = _IS_PART.set(True)
     try:
         yield
     finally:
         _IS_PART.reset(token)
+
+
+def _depth() -> int:
+    """Return the `stacklevel` by which a warning of the caller names the code outside of here."""
+    frame = inspect.currentframe()
+    files = []
+    while frame is not None:
+        files.append(frame.f_code.co_filename)
+        frame = frame.f_back
+    inside = (__file__, contextlib.__file__)
+    return next((level for level, file in enumerate(files) if level and file not in inside), 1)
 
 
 @functools.cache

@@ -22,6 +22,7 @@ from lit_probattn.base.arguments import (
     by_name,
     checks_arguments,
     takes,
+    with_defaults,
 )
 from lit_probattn.base.errors import ConfigError
 
@@ -284,6 +285,7 @@ class Whole(Base):
         self.part = Part(**arguments_of(Part, options))
 
 
+@with_defaults(share=0.15)
 class Split(Base):
     @checks_arguments
     def __init__(self, split: str = "x", **options: Any) -> None:
@@ -302,6 +304,7 @@ class Split(Base):
         (Part, {"cuts": [3]}, []),  # which has no mode
         (Base, {"share": 0.3}, []),
         (Split, {"share": 0.3, "split": "y"}, []),
+        (Split, {"split": "z"}, []),
         (Split, {"share": 0.3, "split": "z"}, ["Split: share=0.3 has no effect with split=z"]),
     ],
 )
