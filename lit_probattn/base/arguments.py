@@ -363,7 +363,10 @@ def _depth() -> int:
 
 @functools.cache
 def _signature_of(cls: type) -> Signature:
-    return _whole_signature(cls, {})
+    try:
+        return _whole_signature(cls, {})
+    except NameError:  # a subclass with types that its module does not import at run time
+        return Signature()
 
 
 def with_defaults(**defaults: Any) -> Callable[[type[_Class]], type[_Class]]:

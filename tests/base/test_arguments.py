@@ -324,3 +324,13 @@ def test_a_number_outside_of_its_range_is_refused():
         Base(1)
     assert Base(0).share == 0
     assert Whole(top=True, heat=1.0).part.cuts == (1, 2)  # booleans are checked elsewhere
+
+
+def test_types_of_other_classes_need_not_be_known():
+    class Unknown(Base):
+        def __init__(self, extra: OfNoModule, **options: Any) -> None:  # noqa: F821
+            super().__init__(**options)
+
+    assert Unknown(3, share=0.5).share == 0.5
+    with pytest.raises(ConfigError, match="share must be in"):
+        Unknown(3, share=2)
