@@ -121,9 +121,7 @@ class _Larger(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         (is_second,) = ctx.saved_tensors
-        to_second = is_second.to(grad.dtype)
-        # A second derivative needs the unchanged factor.
-        to_second = to_second * grad if torch.is_grad_enabled() else to_second.mul_(grad)
+        to_second = is_second.to(grad.dtype).mul_(grad)
         return grad - to_second, to_second
 
 

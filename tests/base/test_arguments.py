@@ -13,13 +13,18 @@ from jsonargparse import ArgumentParser
 
 from lit_probattn.base.arguments import (
     Count,
+    NotNegative,
     OnlyWith,
     Parser,
+    Positive,
+    Probability,
     Range,
     Rate,
+    WholeNumber,
     add_data,
     arguments_of,
     by_name,
+    check_argument,
     checks_arguments,
     takes,
     with_defaults,
@@ -281,8 +286,9 @@ class Whole(Base):
         top: Annotated[Count | None, OnlyWith(heat=Range(above=0))] = None,
         **options: Any,
     ) -> None:
-        super().__init__(share=0.2)  # not set by the caller
+        super().__init__(share=0.2)
         self.part = Part(**arguments_of(Part, options))
+        self.other = Split(share=0.3, split="z")  # not set by the caller
 
 
 @with_defaults(share=0.15)
@@ -314,6 +320,27 @@ def test_an_argument_without_effect_is_one_warning(cls, given, told):
         cls(**given)
     assert [str(one.message) for one in caught] == told
     assert [one.filename for one in caught] == [__file__] * len(told)
+
+
+@pytest.mark.parametrize(
+    ("kind", "accepted", "refused"),
+    [
+        (Count, [1, 2**70], [0, -1]),
+        (WholeNumber, [0, 1], [-1]),
+        (Positive, [1e-300, 1e300], [0.0, -1e-300]),
+        (NotNegative, [0.0, 1e300], [-1e-300]),
+        (Rate, [0.0, 0.999], [-1e-300, 1.0]),
+        (Probability, [0.0, 1.0], [-1e-300, 1.001]),
+    ],
+)
+def test_ranges_end_where_their_names_say(kind, accepted, refused):
+    for optional in (kind, kind | None):
+        for value in accepted:
+            check_argument("it", value, optional)
+        for value in refused:
+            with pytest.raises(ConfigError, match=r"^it must be"):
+                check_argument("it", value, optional)
+    check_argument("it", None, kind | None)
 
 
 def test_a_number_outside_of_its_range_is_refused():

@@ -240,6 +240,8 @@ def test_what_packed_documents_have_no_place_for_is_refused():
         layer(x, x, cu_seqlens=bounds, cu_seqlens_k=bounds[[0, 2]])
     with pytest.raises(ValueError, match="keys"):
         layer(x, cu_seqlens=bounds, cu_seqlens_k=bounds)
+    with pytest.raises(ValueError, match=r"^cu_seqlens_k ends at 9, expected 1 x 8 tokens"):
+        layer(x, x[:, :8], cu_seqlens=bounds, cu_seqlens_k=bounds)
     with pytest.raises(ValueError, match="sample_ids"):
         FiSHAttention(C, 4, head_dim=E, num_global_heads=2, dropout=0.1)(
             x, cu_seqlens=bounds, rng=RandomKey(0, sample_ids=torch.tensor([1]))

@@ -36,6 +36,8 @@ def test_cost_and_parameters_of_the_specification():
     flops += g * e * e + n * h * e * (2 * e - 1)  # noise, reading; W_O: C = H·E
     flops += g * e * (n - 1) + h * e * (2 * g - 1) + n * h * (2 * e - 1) + n * h * e
     assert plain.cost(n).paper_flops == flops
+    per_entry = h * (2 * h - 1) + h + 2 * h  # another layer, a ReLU, and two biases
+    assert general.cost(n).paper_flops == flops - g * e * e + per_entry * e * e  # without noise
 
 
 def test_normaliser_of_states_mixed_by_an_mlp_starts_as_the_mean_of_the_global_heads():

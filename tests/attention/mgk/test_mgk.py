@@ -222,6 +222,7 @@ def test_fixed_variances_are_kept_in_float64():
         ({"variance": "papr_main"}, "unknown variance preset"),
         ({"variance": "code_lm", "num_components": 3}, "code_lm is for 2 components"),
         ({"prior_share": "head_position"}, "needs max_positions"),
+        ({"key_norm_weight": 0.5, "score": "dot"}, "is for score=gaussian, received score=dot"),
     ],
 )
 def test_bad_options(options, message):
@@ -258,6 +259,9 @@ def test_the_first_largest_component_takes_the_gradient():
         pair = [torch.tensor([1.0, 3.0]), torch.tensor([2.0, 0.0])]
         first_maximum([x.requires_grad_(r == wanted) for r, x in enumerate(pair)]).sum().backward()
         assert torch.equal(pair[wanted].grad, torch.tensor([[0.0, 1.0], [1.0, 0.0]][wanted]))
+    apart = [torch.tensor([0.3, -0.9], dtype=torch.float64), torch.tensor([-0.4, 0.8]).double()]
+    apart = [x.requires_grad_() for x in apart]
+    assert torch.autograd.gradgradcheck(lambda *x: first_maximum(x).exp(), apart)
 
 
 def test_a_hard_e_step_gives_the_pair_to_the_likeliest_component():
