@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -217,16 +218,28 @@ def test_the_handler_of_killed_loader_processes_is_removed_and_installed_again()
     def start_loader():
         assert next(iter(DataLoader(range(2), num_workers=1))).tolist() == [0]
 
-    with torch_internals.worker_deaths_outside_locks():
-        inside = handler()
-        start_loader()
-        assert handler() is inside
+    for _ in range(2):  # the second time, PyTorch's handler is there
         with torch_internals.worker_deaths_outside_locks():
-            assert handler() is not inside
-        assert handler() is inside
-    assert handler() is signal.SIG_DFL
-    start_loader()
-    assert handler().__module__ == "torch.utils.data._utils.signal_handling"
+            inside = handler()
+            start_loader()
+            assert handler() is inside
+            with torch_internals.worker_deaths_outside_locks():
+                assert handler() is not inside
+            assert handler() is inside
+        assert handler() is signal.SIG_DFL
+        start_loader()
+        assert handler().__module__ == "torch.utils.data._utils.signal_handling"
+
+
+def test_only_the_main_thread_has_handlers():
+    def run() -> str:
+        with torch_internals.worker_deaths_outside_locks():
+            return "ran"
+
+    before = signal.getsignal(signal.SIGCHLD)
+    with ThreadPoolExecutor() as other:
+        assert other.submit(run).result() == "ran"
+    assert signal.getsignal(signal.SIGCHLD) is before
 
 
 def test_other_handlers_of_ended_processes_are_kept():
