@@ -113,8 +113,9 @@ def test_positions_begin_as_sines(period):
     assert others == {name for name in plain if name.startswith("positions.")}
 
 
-def test_matrices_and_tables_begin_with_the_deviation_that_is_asked_for():
-    narrow, wide = (made(SpanModel, init_std=std).state_dict() for std in (0.02, 0.5))
+@pytest.mark.parametrize("cls", [SpanModel, partial(TextClassifier, num_classes=3)])
+def test_matrices_and_tables_begin_with_the_deviation_that_is_asked_for(cls):
+    narrow, wide = (made(cls, init_std=std).state_dict() for std in (0.02, 0.5))
     for name, value in wide.items():
         factor = 25.0 if narrow[name].dim() > 1 else 1.0  # biases and norms are not drawn
         torch.testing.assert_close(value, factor * narrow[name], rtol=1e-5, atol=1e-8)

@@ -88,13 +88,14 @@ def test_one_step_alone_gives_the_bias_and_finite_averages():
     assert norm.running_var.isfinite().all()
 
 
-def test_values_that_are_not_finite_leave_the_averages_alone():
+@pytest.mark.parametrize("value", [float("inf"), 1e200])  # the variance alone is not finite
+def test_values_that_are_not_finite_leave_the_averages_alone(value):
     """A loss scaler skips such a step; the averages must not remember it."""
     x, mask = unequal()
     norm = norm_of()
     norm(x, mask)
     before = norm.running_mean.clone(), norm.running_var.clone()
-    x[0, 0, 4] = float("inf")
+    x[0, 0, 4] = value
     norm(x, mask)
     assert torch.equal(norm.running_mean, before[0])
     assert torch.equal(norm.running_var, before[1])

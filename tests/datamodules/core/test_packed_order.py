@@ -23,9 +23,9 @@ def order(*layout: int, start=lambda: 0, **options) -> PackedOrder:
 
 def test_first_fit_takes_the_first_open_row_with_space():
     assert first_fit(np.array([6, 5, 4, 5, 1, 9]), 10).tolist() == [0, 1, 0, 1, 2, 2]
-    full = np.full(16, 9)  # as many rows as are open at a time; the next closes the fullest
-    lengths = np.array([10, *full[1:], 2, 1, 1])
-    assert first_fit(lengths, 10).tolist() == [*range(16), 16, 1, 2]
+    # As many rows as are open at a time; the next closes the fullest.
+    lengths = np.array([8, 9, *np.full(14, 8), 3, 1, 1, 1])
+    assert first_fit(lengths, 10).tolist() == [*range(16), 16, 0, 0, 2]
     with pytest.raises(DataError, match="a sample of 11 tokens does not fit into a row of 10"):
         first_fit(np.array([3, 11]), 10)
 

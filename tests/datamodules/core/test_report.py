@@ -11,8 +11,8 @@ import pytest
 
 from datamodules import ListOps
 from datamodules.core.base import Published
-from datamodules.core.own import class_lines
-from datamodules.core.report import compare, describe, outline
+from datamodules.core.own import ClassMap, class_lines
+from datamodules.core.report import compare, data_warnings, describe, outline
 from tests.datamodules.core.test_base import synthetic
 
 
@@ -86,3 +86,29 @@ def test_sizes_are_compared_with_those_published_in_total_and_per_class() -> Non
     assert list(dict(compare(data)).values()) == [False, True, False]
     data.compare_sizes = lambda: [("published words: 5; here 5: equal", True)]
     assert next(compare(data)) == ("published words: 5; here 5: equal", True)
+
+
+class Four(ClassMap):
+    """Data of four classes, of which one split is as given."""
+
+    classes, steps_per_epoch, batch_setting = list("abcd"), 1, ("batch_size", 1)  # type: ignore[assignment]
+
+    def __init__(self, val: list[int]) -> None:
+        self.targets = {"val": val, "train": [0, 1, 2, 3, 3], "test": [0, 1, 2, 3, 3]}
+
+    def split(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(targets=np.array(self.targets[name]))
+
+
+@pytest.mark.parametrize(
+    ("val", "told"),
+    [
+        ([0, 1, 2, 3, 0], []),
+        ([0, 1, 2, 2, 0], ["val has 5 samples, none of d"]),
+        ([2, 2, 2, 2, 2], ["val has 5 samples, none of a and 2 more classes"]),
+        ([0, 1, 2, 3], ["val has 4 samples, so its accuracy has a resolution of 25 %"]),
+    ],
+)
+def test_small_splits_and_absent_classes_are_doubted(val, told) -> None:
+    found = list(data_warnings(Four(val)))
+    assert found == [f"{note}; provide more samples" for note in told]
