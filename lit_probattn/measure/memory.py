@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import tempfile
@@ -23,6 +24,7 @@ def cpu_peak_bytes(function: Callable[[], object]) -> int:
     The profiler's allocator events are exact. The resident set size has the granularity of pages
     and does not fall, and tracemalloc does not track tensors.
     """
+    gc.collect()  # garbage that is freed during the call would lower the peak
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silence the profiler's library
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
@@ -41,6 +43,7 @@ def cuda_peak_bytes(function: Callable[[], object], device: torch.device) -> tup
 
     Warm up before the call, so that workspaces and caches of libraries are resident.
     """
+    gc.collect()
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 from lit_probattn.base import torch_internals
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.memory import predicted_bytes, resident_bytes
-from lit_probattn.measure.memory import measured_cpu_bytes
+from lit_probattn.measure.memory import cpu_peak_bytes, measured_cpu_bytes
 from profiling.sweep.plan import make_plan
 from profiling.sweep.points import make_step
 from profiling.sweep.run import memory_table
@@ -138,3 +139,16 @@ def test_shared_storage_counts_once():
     assert resident_bytes([linear, linear.weight, torch.zeros(3)]) == 4 * 16 + 12
     assert resident_bytes([linear, linear.weight.detach(), linear.weight.T]) == 4 * 16
     assert resident_bytes([torch.zeros(5, 7)[1:3]]) == 4 * 35
+
+
+def test_what_was_left_before_is_not_freed_in_the_measurement():
+    class Left:
+        def __init__(self):
+            self.itself, self.tensor = self, torch.zeros(100_000)
+
+    def step():
+        gc.collect()
+        return torch.zeros(2000)
+
+    assert cpu_peak_bytes(lambda: Left() and None) == 400_000
+    assert cpu_peak_bytes(step) == 8000
