@@ -89,12 +89,14 @@ def round_of(
     """Kill one piece of work at a random moment, finish it, compare; with a line that says it."""
     victim = VICTIMS[kind]
     expected, moments = reference
+    latest = victim.delay
     for attempt in range(20):
         place = folder / str(attempt)
         place.mkdir(parents=True)
-        moment, delay = chance.randint(1, moments), chance.uniform(0.0, victim.delay)
+        moment, delay = chance.randint(1, moments), chance.uniform(0.0, latest)
         if killed(victim, place, moment, delay):
             break
+        latest = delay  # the work had ended
     else:
         return False, f"{kind}: never killed in time"
     where = f"{kind}, moment {moment} of {moments} + {1000 * delay:.0f} ms"

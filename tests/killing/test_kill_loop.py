@@ -37,6 +37,21 @@ def test_work_that_does_not_survive_is_seen(tmp_path, monkeypatch):
     assert line.endswith("DIFFERENT")
 
 
+def test_work_that_ends_before_most_kills_is_killed_in_time(tmp_path, monkeypatch):
+    delays = []
+
+    def killed(victim: Victim, place: Path, moment: int, delay: float) -> bool:
+        delays.append(delay)
+        return delay < 0.001
+
+    victim = Victim(lambda folder, say: 0, lambda folder: "", "working", 60.0)
+    monkeypatch.setitem(VICTIMS, "short", victim)
+    monkeypatch.setattr(kill_loop, "killed", killed)
+    same, line = kill_loop.round_of("short", ("", 1), random.Random(0), tmp_path)
+    assert same, line
+    assert delays == sorted(delays, reverse=True)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_twenty_kills_leave_no_trace(capsys):
