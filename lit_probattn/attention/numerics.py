@@ -121,7 +121,7 @@ class _Larger(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         (is_second,) = ctx.saved_tensors
-        to_second = is_second.to(grad.dtype).mul_(grad)
+        to_second = grad * is_second  # not in place: a vectorised Jacobian has many gradients
         return grad - to_second, to_second
 
 

@@ -95,7 +95,7 @@ class ReleasedMLKOptions(ReleasedSwitches, MLKOptions):
             layers, which no command line sets).
 
     Raises:
-        ValueError: there is no second component to scale.
+        ValueError: `second_scale` without two components that are mixed after the feature map.
     """
 
     mix: Mix = "after"

@@ -264,6 +264,18 @@ def test_the_first_largest_component_takes_the_gradient():
     assert torch.autograd.gradgradcheck(lambda *x: first_maximum(x).exp(), apart)
 
 
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_jacobians_of_the_largest_component_can_be_vectorised(create_graph):
+    pair = (torch.tensor([0.3, -0.9]), torch.tensor([-0.4, 0.8]))
+    found = torch.autograd.functional.jacobian(
+        lambda *x: first_maximum(x).exp(), pair, vectorize=True, create_graph=create_graph
+    )
+    diagonals = torch.stack([one.diagonal() for one in found])
+    torch.testing.assert_close(
+        diagonals, torch.tensor([[0.3, 0.0], [0.0, 0.8]]).exp() * torch.eye(2)
+    )
+
+
 def test_a_hard_e_step_gives_the_pair_to_the_likeliest_component():
     layer = MGKAttention(C, H, head_dim=E, e_step="hard", variance=[1.0, 3.0]).double()
     x = draw(B, N, C)
