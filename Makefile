@@ -65,7 +65,7 @@ $(OLDEST)/.installed: pyproject.toml | install
 	@touch $@
 
 test-oldest: $(OLDEST)/.installed
-	$(OLDEST)/bin/python -m pytest -n 2 -m "not slow"
+	$(OLDEST)/bin/python -m pytest -W default::UserWarning -n 2 -m "not slow"
 
 # Hours for many folders; safe to interrupt, and resumes. C is changed in its text.
 IN ?= lit_probattn/attention/masks.py

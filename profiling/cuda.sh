@@ -36,7 +36,7 @@ part() {
     case $1 in
     kernels) kernels 20 kernels_cuda ;;
     models) for name in lm_cuda lm_fish_cuda; do sweep $name; done ;;
-    tests) once tests 20 pytest -q -m "not slow" tests/kernels
+    tests) once tests 20 pytest -W default::UserWarning -q -m "not slow" tests/kernels
         once train 20 profiling kernels --train-steps 200 --device cuda --out "$OUT/train" ;;
     table7) run 30 lit_probattn.reproduce mgk_table7 --accelerator gpu --out "$OUT/mgk_table7"
         once step_ratio 15 examples.studies.step_ratio --length 2000 --batch 32 --device cuda --out "$OUT/step_ratio" ;;

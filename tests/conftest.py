@@ -21,6 +21,7 @@ from tests.support.logged import Logged, keep_records
 from tests.support.patching import CheckedMonkeyPatch, spare_drawing
 
 torch.set_num_threads(1)
+torch.set_warn_always(True)  # warnings are errors: of each test, not of a process's first
 # The first backward pass of a process starts autograd's threads. On fake tensors it would start
 # threads for devices, and no process forked later could compute gradients.
 torch.ones((), requires_grad=True).backward()

@@ -56,7 +56,7 @@ def test_training_starts_slowly_and_yields_before_its_first_step():
     assert [step for step, _ in seen] == [0, 1, 2]
     assert seen[0][1] == 0.0
     # Adam's first step is its rate, whatever the gradient; decay adds 0.01 of the largest weight.
-    most = 0.01 * float(start.abs().max()) + 1e-5
+    most = 0.01 * start.abs().max().item() + 1e-5
     assert seen[1][1] == pytest.approx(1.0 / swapped.WARMUP, rel=most)
 
 

@@ -59,8 +59,8 @@ def test_half_the_heads_have_the_mean_of_two_forms_and_the_error_that_is_told():
     mixture = Mixture(shifted_keys=True, key_norm_weight=1.0)
     new, errors = convert_layer(old, mixture, inputs=inputs)
     assert (new.num_heads, new.num_components) == (2, 2)
-    query, key = head_forms(old)
-    own_query, own_key = head_forms(new)
+    with torch.no_grad():
+        (query, key), (own_query, own_key) = head_forms(old), head_forms(new)
     fit = inputs.part(slice(0, 18))
     x = torch.cat([fit.x, torch.ones_like(fit.x[..., :1])], -1)[fit.real]
     moment = second_moment(x)

@@ -110,7 +110,7 @@ def test_after_the_annealing_it_is_a_plain_layer(continued, tmp_path):
         wanted = argparse.Namespace(checkpoint=end, config=[file], data=[], device="cpu")
         trained = open_trained(wanted)
         batch = next(iter(trained.data.val_dataloader()))
-        losses.append(float(trained.task.batch_loss(batch)))
+        losses.append(trained.task.batch_loss(batch).item())
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     with pytest.raises(ConfigError, match="these weights are not of a plain Gaussian layer"):
         init_from(trained.task, str(half))

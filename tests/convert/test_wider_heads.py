@@ -129,7 +129,7 @@ def test_a_checkpoint_keeps_its_loss(tmp_path, capsys):
         files = [source.parent.parent / "config.yaml", *files]
         opened = open_trained(Namespace(checkpoint=checkpoint, config=files, data=[], device="cpu"))
         batch = next(iter(opened.data.val_dataloader()))
-        losses.append(float(opened.task.batch_loss(batch)))
+        losses.append(opened.task.batch_loss(batch).item())
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
 
 

@@ -31,6 +31,9 @@ from tests.datamodules.series.test_uea import write as write_archive
 from tests.datamodules.text import made as texts
 from tests.support.helpers import refuses_other_values, types_of
 
+# Every option is set beside all others, some of which void it.
+pytestmark = pytest.mark.filterwarnings("ignore:.* has no effect with ")
+
 CLASSES = {
     name: getattr(importlib.import_module(module), cls)
     for name, (module, cls) in datamodules.REGISTRY.items()

@@ -54,8 +54,10 @@ def bound(name: str, size: int) -> float:
 def layer_of(name: str, **options: Any) -> nn.Module:
     """Return the layer of a configuration, in evaluation, with room for every size."""
     torch.manual_seed(3)
-    known = parameters_of(class_of(attention_entry(file_named("attention", name))["class_path"]))
-    if "max_positions" in known:
+    entry = attention_entry(file_named("attention", name))
+    known = parameters_of(class_of(entry["class_path"]))
+    given = {**{key: known[key].default for key in known}, **entry.get("init_args", {}), **options}
+    if given.get("prior_share") == "head_position":
         options.setdefault("max_positions", 2 * max(SIZES))
     if "padded_len" in known:
         options.setdefault("padded_len", max(SIZES))

@@ -25,7 +25,7 @@ def test_no_cluster_is_empty():
     layer = AdaptiveSoftmax(vocab_size=VOCAB, embed_dim=6, cutoffs=[7, VOCAB])
     assert layer.bounds == [0, 7, VOCAB]
     losses = layer(torch.zeros(VOCAB, 6), torch.arange(VOCAB), torch.randn(VOCAB, 6))
-    assert float(losses.neg().exp().sum()) == pytest.approx(1.0)
+    assert losses.neg().exp().sum().item() == pytest.approx(1.0)
 
 
 def test_adaptive_softmax_equals_its_definition():
@@ -44,7 +44,7 @@ def test_adaptive_softmax_equals_its_definition():
                 (i, b) for i, b in enumerate([(7, 20), (20, 29), (29, 47)], 1) if word < b[1]
             )
             p = head[-number] * torch.stack(logits[low:high]).softmax(0)[word - low]
-        assert float(loss) == pytest.approx(-math.log(p), rel=1e-5, abs=1e-5)
+        assert loss.item() == pytest.approx(-math.log(p.item()), rel=1e-5, abs=1e-5)
 
 
 @pytest.mark.parametrize("bias", [True, False])

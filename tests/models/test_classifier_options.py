@@ -148,7 +148,7 @@ def test_the_class_token_starts_as_small_as_the_tokens():
         vocab_size=VOCAB, max_seq_len=LONGEST, embed_dim=400, init_std=0.02, class_token=True
     )
     for weight in (embedding.class_token, embedding.tokens.weight, embedding.positions.weight):
-        assert 0.015 < float(weight.std()) < 0.025
+        assert 0.015 < weight.std().item() < 0.025
 
 
 def test_texts_of_a_pair_have_class_tokens_too():

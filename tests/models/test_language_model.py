@@ -44,9 +44,10 @@ def linear(c, head_dim, **options):
 def small(attention=None, **options) -> LanguageModel:
     torch.manual_seed(0)
     sizes = {"embed_dim": 14, "head_dim": 5, "num_layers": 2, "mlp_dim": 17, "dropout": 0.0}
+    cutoffs = {} if options.get("output") == "full" else {"cutoffs": [7, 20, 29]}
     model = LanguageModel(
         attention or softmax(),
-        **{"vocab_size": VOCAB, "max_seq_len": LENGTH, "cutoffs": [7, 20, 29], **sizes, **options},
+        **{"vocab_size": VOCAB, "max_seq_len": LENGTH, **cutoffs, **sizes, **options},
     )
     for parameter in model.parameters():  # larger than at the start, so that everything matters
         torch.nn.init.normal_(parameter, std=0.4)

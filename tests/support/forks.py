@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -85,6 +86,7 @@ def _become(work: Callable[[], int], environment: Mapping[str, str], log: Path |
     try:
         end_with_parent()
         os.setsid()
+        warnings.simplefilter("default")  # in these tests they are errors
         given = dict(environment)  # it may be os.environ itself
         os.environ.clear()
         os.environ.update(given)

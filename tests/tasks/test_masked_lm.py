@@ -288,8 +288,8 @@ def test_the_loss_of_pairs_is_weighted_by_the_words_that_are_hidden_on_average()
         label = int(data["elsewhere"][row])
         loss = math.log(math.exp(logits[0]) + math.exp(logits[1])) - logits[label]
         total += 0.15 * (7 if row == 1 else 9) * loss
-    expected = (float(words.sum()) + total) / len(words)
-    assert float(task.batch_loss(data)) == pytest.approx(expected, rel=1e-6)
+    expected = (words.sum().item() + total) / len(words)
+    assert task.batch_loss(data).item() == pytest.approx(expected, rel=1e-6)
     task.batch_loss(data).backward()
     assert all(p.grad is not None for p in task.parameters())
 
@@ -337,4 +337,4 @@ def test_a_batch_without_hidden_words_has_a_loss():
     data["target"] = torch.full_like(data["target"], IGNORE)
     loss = task.batch_loss(data)
     loss.backward()
-    assert float(loss) == 0.0
+    assert loss.item() == 0.0

@@ -34,7 +34,7 @@ def test_metrics_count_every_sample_once():
     assert values["test/accuracy"] == pytest.approx(
         float((logits.argmax(1) == targets).double().mean())
     )
-    assert values["test/loss"] == pytest.approx(float(F.cross_entropy(logits, targets)), rel=1e-5)
+    assert values["test/loss"] == pytest.approx(F.cross_entropy(logits, targets).item(), rel=1e-5)
 
 
 def test_scores_leave_out_fill_up_rows(monkeypatch):
@@ -49,7 +49,7 @@ def test_scores_leave_out_fill_up_rows(monkeypatch):
     module.evaluate(batch, "val")
     logits = [module.model(b["inputs"], key_mask=b["key_mask"])[0] for b in rows[:3]]
     targets = [int(b["target"]) for b in rows[:3]]
-    losses = [float(-x.log_softmax(0)[y]) for x, y in zip(logits, targets, strict=True)]
+    losses = [-x.log_softmax(0)[y].item() for x, y in zip(logits, targets, strict=True)]
     right = [float(x.argmax() == y) for x, y in zip(logits, targets, strict=True)]
     assert float(module.losses["val"].compute()) == pytest.approx(sum(losses) / 3, rel=1e-6)
     assert float(module.accuracies["val"].compute()) == pytest.approx(sum(right) / 3)

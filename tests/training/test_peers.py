@@ -95,7 +95,11 @@ def test_a_store_that_is_gone_means_rank_0():
                 raise RuntimeError("Connection reset by peer")
             calls.append(key)
 
-        check = multi_get = get = set
+        def check(self, keys):
+            return False
+
+        def multi_get(self, keys):
+            raise RuntimeError("Connection reset by peer")
 
     calls: list[str] = []
     told = Peers(Gone(), 1, 2, INTERVAL).explain()

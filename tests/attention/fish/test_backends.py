@@ -31,7 +31,7 @@ BEFORE = {"scale_position": "before"}
 VARIANTS = {
     "fish": {},
     "fish, simplex": {"mixing": "simplex", **BEFORE},
-    "mish": {"mixer": "shared", "sigma_shape": "scalar"},
+    "mish": {"mixer": "shared"},
     "gfish": {"mixer": "mlp", "mixing_bias": "all"},
     "gfish, scale before": {"mixer": "mlp", **BEFORE},
     "gfish, noise on scaled": {"mixer": "mlp", **BEFORE, "noise_position": "scaled"},
@@ -53,9 +53,12 @@ NAMES = {id(options): name for name, options in VARIANTS.items()}
 
 
 def make_layer(options, **extra):
-    layer = FiSHAttention(
-        EMBED, head_dim=HEAD, **{**SIZES, "noise_scale": 0.3, **options, **extra}
-    ).double()
+    options = {**SIZES, **options, **extra}
+    if options["noise"] != "none":
+        options["noise_scale"] = 0.3
+        if options.get("mixer") == "shared":
+            options["sigma_shape"] = "scalar"
+    layer = FiSHAttention(EMBED, head_dim=HEAD, **options).double()
     with torch.no_grad():
         for name, value in layer.named_parameters():
             if name.startswith("core.mixing.weights"):

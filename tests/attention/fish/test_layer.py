@@ -148,6 +148,7 @@ def test_heads_follow_the_ratio():
 
 
 # ---------------------------------------------------------------------------------- bad input
+@pytest.mark.filterwarnings("ignore:.* has no effect with ")
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -40,8 +40,11 @@ CASES = [
 
 
 def make_layer(options, **extra):
-    sizes = {"num_heads": H, "num_global_heads": G, "value_head_dim": VALUE, "noise_scale": 0.3}
-    layer = LinearFiSHAttention(EMBED, head_dim=HEAD, **{**sizes, **options, **extra}).double()
+    sizes = {"num_heads": H, "num_global_heads": G, "value_head_dim": VALUE}
+    options = {**sizes, **options, **extra}
+    if options.get("noise") != "none":
+        options.setdefault("noise_scale", 0.3)
+    layer = LinearFiSHAttention(EMBED, head_dim=HEAD, **options).double()
     with torch.no_grad():
         for name, value in layer.named_parameters():
             if name.startswith(("core.mixing", "core.normalizer")):

@@ -279,7 +279,7 @@ def test_refusals_name_what_works():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dpfp_nu": 6}, r"from 1 to 2·head_dim − 1 = 5, received 6"),
+        ({"feature_map": "dpfp", "dpfp_nu": 6}, r"from 1 to 2·head_dim − 1 = 5, received 6"),
         ({"eps": -1.0}, "eps must be in"),
         ({"padded_len": 0}, "padded_len must be at least 1, received 0"),
         ({"num_features": 7}, "num_features is for feature_map=favor"),

@@ -426,6 +426,7 @@ def test_row_epsilon_needs_the_reference():
         layer(torch.randn(B, N, C, dtype=torch.float64))
 
 
+@pytest.mark.filterwarnings("ignore:.* has no effect with ")
 def test_code_parity_is_refused_where_the_code_has_no_such_mode():
     for options in ({"num_components": 3}, {"prior_share": "head"}, {"num_kv_heads": 1}):
         with pytest.raises(ValueError, match="em_code_parity needs num_components=2"):

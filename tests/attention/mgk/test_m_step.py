@@ -71,8 +71,9 @@ def test_responsibilities_equal_sums_over_real_pairs(mixture, weighting):
 
 @pytest.mark.parametrize("share", ["layer", "head", "head_position"])
 def test_m_step_over_micro_batches_equals_one_batch(share):
+    positions = {"max_positions": L + 2} if share == "head_position" else {}
     layer = MGKAttention(
-        C, H, head_dim=E, num_components=K, e_step="soft", prior_share=share, max_positions=L + 2
+        C, H, head_dim=E, num_components=K, e_step="soft", prior_share=share, **positions
     ).double()
     whole, parts = layer, copy.deepcopy(layer)
     x, key_mask = draw(4, L, C), torch.rand(4, L) < 0.8
@@ -167,7 +168,8 @@ def log_likelihood(layer, x, key_mask):
 )
 @torch.no_grad()
 def test_an_iteration_never_makes_queries_less_likely(seed, share):
-    layer = em_layer(seed, prior_share=share, max_positions=L)
+    positions = {"max_positions": L} if share == "head_position" else {}
+    layer = em_layer(seed, prior_share=share, **positions)
     x, key_mask = 2.0 * draw(B, L, C), torch.rand(B, L) < 0.8
     found = [log_likelihood(layer, x, key_mask)]
     for _ in range(6):

@@ -61,7 +61,9 @@ reviews_of = partial(contents, shift=1)
 
 
 def text(folder: Path, **options) -> Text:
-    return Text(**{"data_dir": str(folder), "batch_size": 4, "val_fraction": 0.2, **options})
+    if options.get("split") != "test_as_val":
+        options.setdefault("val_fraction", 0.2)
+    return Text(data_dir=str(folder), **{"batch_size": 4, **options})
 
 
 @pytest.mark.parametrize("name", ["v1.tar.gz", "labelled.tar.xz", "x.tar.bz2", "y.tgz"])

@@ -27,6 +27,9 @@ from lit_probattn.tasks.base import SIZES
 from lit_probattn.tasks.schedules import ScheduleValues
 from tests.support.helpers import refuses_other_values, types_of
 
+# Every option is set beside all others, some of which void it.
+pytestmark = pytest.mark.filterwarnings("ignore:.* has no effect with ")
+
 TASKS = {
     name: cls
     for name in tasks.__all__
@@ -271,7 +274,7 @@ def text_encoder(**more: Option) -> dict[str, Option]:
         ),
         "activation_checkpointing": CHECKPOINTING,
         "share_layers": SHARE,
-        "init_std": Option(0.5, lambda task: round(float(task.model.tokens.weight.std()) * 2) / 2),
+        "init_std": Option(0.5, lambda task: round(task.model.tokens.weight.std().item() * 2) / 2),
         "activation_dropout": Option(0.17, lambda task: block(task).mlp.dropout1.p),
         **more,
     }

@@ -65,7 +65,7 @@ def test_errors_are_the_squares_written_out():
             pairs = zip(predicted[row, step], data["actions"][row, step], strict=True)
             expected = sum(float(p - a) ** 2 for p, a in pairs) / ACT if step < length else 0.0
             assert float(errors[row, step]) == pytest.approx(expected, rel=1e-13)
-    assert float(task.batch_loss(data)) == pytest.approx(float(errors.sum()) / 11, rel=1e-13)
+    assert task.batch_loss(data).item() == pytest.approx(errors.sum().item() / 11, rel=1e-13)
 
 
 def test_what_padding_holds_changes_nothing():
@@ -93,7 +93,7 @@ def test_a_step_follows_the_mean_over_the_real_steps_of_its_whole_batch(parts):
             with torch.enable_grad():
                 mean = module.squared_errors(whole).sum() / real
                 found["gradients"] = torch.autograd.grad(mean, list(module.parameters()))
-            found["loss"] = float(mean)
+            found["loss"] = mean.item()
 
     task = make_task().double()
     options = {"accumulate_grad_batches": parts, "precision": "64-true", "gradient_clip_val": None}

@@ -53,7 +53,7 @@ def test_the_loss_is_the_mean_of_both_cross_entropies_over_real_tokens():
         for logits, target in zip((start[row], end[row]), data["target"][row], strict=True):
             real = logits.detach()[data["key_mask"][row]]
             total += (math.log(sum(math.exp(x) for x in real)) - float(real[target])) / 2
-    assert float(task.batch_loss(data)) == pytest.approx(total / 3, rel=1e-12)
+    assert task.batch_loss(data).item() == pytest.approx(total / 3, rel=1e-12)
 
 
 def test_padding_changes_no_loss():
