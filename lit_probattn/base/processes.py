@@ -13,13 +13,15 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 from lit_probattn.base.errors import ChildError, ConfigError
 
+RAISED = 70  # exit status of a forked process whose work raised
 _DEATH_SIGNAL, _SIGKILL = 1, 9  # PR_SET_PDEATHSIG of prctl
 
 
@@ -74,6 +76,32 @@ def fork_context() -> Any:
     if not hasattr(os, "fork"):
         raise ConfigError("this command forks processes, which this system cannot: use Linux")
     return multiprocessing.get_context("fork")
+
+
+def finish(work: Callable[[], int], log: Path | None = None) -> NoReturn:
+    """Run the work of a forked process, which ends without the clean-up of its parent.
+
+    The exit status is what the work returns, or `RAISED` after an exception, whose traceback is
+    printed.
+
+    Args:
+        work: the work.
+        log: file to which the process's output is appended. None keeps the parent's output.
+    """
+    status = RAISED
+    try:
+        if log is not None:
+            descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            os.dup2(descriptor, 1)
+            os.dup2(descriptor, 2)
+            sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+        status = work()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 def num_useful(given: int | None, most: int) -> int:

@@ -6,9 +6,7 @@ The processes are forked, so modules imported by the parent are not imported aga
 from __future__ import annotations
 
 import os
-import sys
 import time
-import traceback
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -17,9 +15,7 @@ import torch
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
 
 from lit_probattn.base.errors import ChildError
-from lit_probattn.base.processes import fork_context
-
-FAILED = 70  # exit status of work that raised
+from lit_probattn.base.processes import finish, fork_context
 
 
 def run_in_ranks(
@@ -69,20 +65,8 @@ def rank_variables(rank: int, count: int, port: int) -> dict[str, str]:
 def _fork(work: Callable[[], int], variables: dict[str, str], log: Path | None) -> BaseProcess:
     def target() -> None:
         os.environ.update(variables)
-        if log is not None:
-            sys.stdout = sys.stderr = log.open("a")
-            os.dup2(sys.stdout.fileno(), 1)
-            os.dup2(sys.stdout.fileno(), 2)
-        status = FAILED
-        try:
-            torch.set_num_threads(1)
-            status = work()
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(status)
+        torch.set_num_threads(1)
+        finish(work, log)
 
     process: BaseProcess = fork_context().Process(target=target)
     process.start()

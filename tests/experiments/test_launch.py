@@ -12,7 +12,7 @@ import time
 import pytest
 
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.base.processes import end_with_parent
+from lit_probattn.base.processes import RAISED, end_with_parent, finish
 from lit_probattn.experiments.launch import Shard, submit
 from lit_probattn.reproduce.__main__ import main
 from tests.compare.test_runner import arguments
@@ -159,3 +159,25 @@ def test_wrong_usage(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "submitit", None)
     assert main(words) == 2
     assert 'pip install "lit-probattn[slurm]"' in capsys.readouterr().err
+
+
+def raised() -> int:
+    raise KeyError("lost")
+
+
+@pytest.mark.parametrize(
+    ("work", "status", "told"),
+    [
+        (lambda: os.system("echo of a child") + 3, 3, "of a child"),
+        (raised, RAISED, "KeyError: 'lost'"),
+    ],
+)
+def test_a_forked_process_ends_with_the_status_of_its_work(work, status, told, tmp_path):
+    log = tmp_path / "log.txt"
+    log.write_text("before\n")
+    process = os.fork()
+    if not process:
+        finish(work, log)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == status
+    lines = log.read_text().splitlines()
+    assert (lines[0], lines[-1]) == ("before", told)

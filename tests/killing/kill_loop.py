@@ -15,10 +15,10 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from lit_probattn.base import processes
 from lit_probattn.base.provenance import git_revision
 from tests.killing.victims import VICTIMS, Victim
 from tests.support.caches import keep_out_of_the_users_cache
@@ -33,18 +33,11 @@ def start(victim: Victim, folder: Path) -> tuple[int, int]:
     if process:
         os.close(send)
         return process, receive
-    status = 70
-    try:
-        log = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        status = victim.run(folder, lambda word: os.write(send, f"{word}\n".encode()))
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+
+    def say(word: str) -> None:
+        os.write(send, f"{word}\n".encode())
+
+    processes.finish(lambda: victim.run(folder, say), folder / "log.txt")
 
 
 def finish(process: int) -> int:

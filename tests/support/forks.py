@@ -8,14 +8,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from lit_probattn.analysis.__main__ import main as analyse
-from lit_probattn.base.processes import end_with_parent
+from lit_probattn.base.processes import end_with_parent, finish
 from lit_probattn.cli.app import main
 
 OURS = ("lit_probattn", "datamodules", "profiling")
@@ -82,26 +81,13 @@ class Forked:
 
 
 def _become(work: Callable[[], int], environment: Mapping[str, str], log: Path | None) -> NoReturn:
-    status = 70  # an exception
-    try:
-        end_with_parent()
-        os.setsid()
-        warnings.simplefilter("default")  # in these tests they are errors
-        given = dict(environment)  # it may be os.environ itself
-        os.environ.clear()
-        os.environ.update(given)
-        if log is not None:
-            descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            os.dup2(descriptor, 1)
-            os.dup2(descriptor, 2)
-            sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-        status = work()
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+    end_with_parent()
+    os.setsid()
+    warnings.simplefilter("default")  # in these tests they are errors
+    given = dict(environment)  # it may be os.environ itself
+    os.environ.clear()
+    os.environ.update(given)
+    finish(work, log)
 
 
 def print_utf8() -> None:

@@ -11,7 +11,6 @@ import signal
 import socket
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+from lit_probattn.base.processes import finish
 from lit_probattn.cli.app import main
 from lit_probattn.tasks import SequenceClassifier
 from lit_probattn.training.checkpoints import list_checkpoints, load_checkpoint, step_of
@@ -137,15 +137,7 @@ def _fork(work: Callable[[], int], environment: dict[str, str]) -> Any:
         sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
         # A shell starts what runs in its background with SIGINT ignored.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        status = 70  # an exception
-        try:
-            status = work()
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(status)
+        finish(work)
 
     process = multiprocessing.get_context("fork").Process(target=target)
     process.start()
