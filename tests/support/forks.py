@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import signal
@@ -84,6 +85,7 @@ def _become(work: Callable[[], int], environment: Mapping[str, str], log: Path |
     end_with_parent()
     os.setsid()
     warnings.simplefilter("default")  # in these tests they are errors
+    gc.callbacks.clear()  # hypothesis has one, in which an interrupt would be lost
     given = dict(environment)  # it may be os.environ itself
     os.environ.clear()
     os.environ.update(given)
