@@ -273,7 +273,7 @@ def entry_of(bundle: Path, content: Mapping[str, Any], path: Path) -> dict[str, 
         content: content of the bundle, at least the lines of this file (`narrowed`).
         path: the file.
 
-        Raises:
+    Raises:
         ConfigError: the entry is not a mapping, or its `base` is unknown or circular.
     """
     entry = _entry(bundle, content, (_name_in(bundle, path),))

@@ -42,8 +42,8 @@ class CacheBound:
         evict_by: `movement`: the position whose removal changes the latest query's output least;
             `weight`: the one with the smallest weight; `age`: the oldest.
 
-        Raises:
-            ValueError: a value is invalid.
+    Raises:
+        ValueError: a value is invalid.
     """
 
     max_keys: int

@@ -144,8 +144,8 @@ def translated(
             separate batch.
         write: converts the ids of a translation to text. None means the data's `detokenise`.
 
-        Raises:
-            ConfigError: a line exceeds the model's maximum length.
+    Raises:
+        ConfigError: a line exceeds the model's maximum length.
     """
     numbered = enumerate(lines, 1)
     while block := list(itertools.islice(numbered, _BLOCK)):

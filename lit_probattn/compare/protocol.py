@@ -159,7 +159,7 @@ def refuse_settings(options: Options, placed: Collection[str]) -> None:
         options: the options, with the settings.
         placed: keys that flags of the command have set.
 
-        Raises:
+    Raises:
         ConfigError: a key is reserved.
     """
     for key in options.settings:
@@ -176,7 +176,7 @@ def refuse_flags(words: Sequence[str], tasks: Iterable[TaskEntry] = ()) -> None:
         words: the flags and their values.
         tasks: the tasks of the runs.
 
-        Raises:
+    Raises:
         ConfigError: a flag is not allowed, or a value has no flag.
     """
     if words and not words[0].startswith("--"):

@@ -117,9 +117,9 @@ class Player:
             keep_actions: whether episodes store their actions.
             watch: see `Watch`.
 
-            Raises:
-                ValueError: an episode exceeds the model's maximum time step, or the numbers of
-                    seeds and environments differ.
+        Raises:
+            ValueError: an episode exceeds the model's maximum time step, or the numbers of
+                seeds and environments differ.
         """
         was_training = self.model.training
         self.model.eval()

@@ -70,8 +70,8 @@ def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str], form: BLEU
         hypotheses: detokenised text for `detokenised`, otherwise tokens separated by spaces.
         references: in the same format.
 
-        Raises:
-            ValueError: the numbers of lines differ or are zero, or sacrebleu is not installed.
+    Raises:
+        ValueError: the numbers of lines differ or are zero, or sacrebleu is not installed.
     """
     check_argument("bleu", form, BLEUForm)
     if len(hypotheses) != len(references) or not references:

@@ -89,8 +89,8 @@ def schedule_values(
             step after it).
         cycle_momentum: whether `one_cycle` sets beta1.
 
-        Raises:
-            ValueError: the step is outside the schedule.
+    Raises:
+        ValueError: the step is outside the schedule.
     """
     if step < 0 or (name not in OPEN_ENDED and step >= total_steps):
         last = total_steps - 1

@@ -261,13 +261,13 @@ def memory_table(config: SweepConfig, root: Path) -> tuple[str, bool]:
         config: the sweep.
         root: folder to which paths in the config are relative.
 
-        Raises:
-        ConfigError: the device is not available.
-
     Returns:
         The table as text, and whether no point failed and, on the CPU, all values are equal except
         for memory that fake tensors do not count: Python numbers saved by autograd, and the
         workspace of the fused kernel.
+
+    Raises:
+        ConfigError: the device is not available.
     """
     gone = missing_device(config.device)
     if gone is not None:

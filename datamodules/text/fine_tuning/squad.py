@@ -61,9 +61,9 @@ def read_squad(path: Path, version: Version, wrong_offsets: WrongOffsets = "erro
         wrong_offsets: Whether answers at wrong character offsets are an error; otherwise they are
             skipped, along with questions that have no other answer.
 
-        Raises:
-            DataError: The file does not have this format; the message gives the location in the
-                JSON.
+    Raises:
+        DataError: The file does not have this format; the message gives the location in the
+            JSON.
     """
     if not path.is_file():
         raise MissingDataError(f"{path}: no such file")
