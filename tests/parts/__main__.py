@@ -109,6 +109,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--again", action="store_true", help="also parts that passed")
     given = parser.parse_args(words)
     wanted = [part.rstrip("/") for part in given.parts] or parts()
+    for part in wanted:
+        if not (ROOT / part).exists():  # pytest would find no test in it, and no fault
+            parser.error(f"{part} does not exist: name a folder or file of tests, as tests/cli")
     RECORD.parent.mkdir(exist_ok=True)
     for part in wanted:
         if given.again or not ended(recorded().get(part)):

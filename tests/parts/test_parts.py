@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.parts import __main__ as parts
 from tests.support.paths import ROOT
 
@@ -22,6 +24,9 @@ def test_parts_are_resumed(tmp_path, monkeypatch, capsys):
         ran.append(part)
         return {"part": part, "revision": "r", "at": "", "seconds": 1, "status": status[part]}
 
+    for name in status:
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(parts, "ROOT", tmp_path)
     monkeypatch.setattr(parts, "RECORD", tmp_path / "record.jsonl")
     monkeypatch.setattr(parts, "run", run)
     monkeypatch.setattr(parts, "revision", lambda: "r")
@@ -33,3 +38,10 @@ def test_parts_are_resumed(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(parts, "revision", lambda: "another")
     assert parts.main(["a"]) == 1  # what was recorded now is of "r"
     assert ran[-1] == "a"
+
+
+def test_a_part_that_does_not_exist_is_refused(capsys):
+    with pytest.raises(SystemExit) as ended:
+        parts.main(["tests/parts", "parts"])
+    assert ended.value.code == 2
+    assert "parts does not exist" in capsys.readouterr().err
