@@ -128,12 +128,17 @@ def read_val(root: Path, classes: tuple[str, ...], ground_truth: Path | None) ->
         ground_truth: File with the classes of a flat folder. Default: search the usual locations.
 
     Raises:
-        DataError: The classes differ from those of the training split, a folder is empty, or an
-            image has no class.
+        DataError: The classes differ from those of the training split, a folder is empty, an image
+            has no class, or `ground_truth` is set beside class folders.
     """
     folder = root / "val"
     present = subfolders(folder)
     if present:
+        if ground_truth is not None:
+            raise DataError(
+                f"{folder} has class folders, which contradicts ground_truth={ground_truth}: "
+                "remove ground_truth, or move all images into one folder"
+            )
         _check_classes(folder, classes, present)
         return images_of_classes(folder, classes)
     names = _files(folder, SUFFIXES)

@@ -21,6 +21,7 @@ from datamodules.images.files import ImageFiles, find_root, read_train, read_val
 from datamodules.images.samples import ImageSplit, keep_global_random_state, open_image
 from lit_probattn.base.arguments import (
     NotNegative,
+    OnlyWith,
     Probability,
     Range,
     WholeNumber,
@@ -33,6 +34,12 @@ __all__ = ["ImageNet"]
 
 _CROP_SCALE = (0.08, 1.0)  # smallest and largest fraction of an image in a random crop
 _PER_LINE = 8  # classes per line of the report
+_RECIPE = OnlyWith(augmentation="recipe")
+
+
+def _leaves_colours(policy: str | None) -> bool:
+    """Whether timm's colour jitter applies beside a policy."""
+    return not policy or "3a" in policy
 
 
 class ImageNet(ClassMap, DataModule):
@@ -53,8 +60,8 @@ class ImageNet(ClassMap, DataModule):
     Args:
         image_size: S. Evaluation resizes the shorter side to S / 0.875 and crops the centre.
         augmentation: `recipe`; or `none`: training images are transformed like evaluation images.
-        auto_augment: timm's name of a policy; None disables it. As in timm, a policy disables
-            colour jitter.
+        auto_augment: timm's name of a policy; None disables it. As in timm, a policy other than
+            `3a` disables colour jitter.
         color_jitter: Strength of brightness, contrast and saturation jitter.
         erase: Probability that a rectangle is replaced by noise.
         flip: Probability of a horizontal flip.
@@ -80,14 +87,18 @@ class ImageNet(ClassMap, DataModule):
         self,
         image_size: Annotated[int, Range(8)] = 224,
         augmentation: Literal["recipe", "none"] = "recipe",
-        auto_augment: str | None = "rand-m9-mstd0.5-inc1",
-        color_jitter: NotNegative = 0.4,
-        erase: Probability = 0.25,
-        flip: Probability = 0.5,
+        auto_augment: Annotated[str | None, _RECIPE] = "rand-m9-mstd0.5-inc1",
+        color_jitter: Annotated[
+            NotNegative, OnlyWith(augmentation="recipe", auto_augment=_leaves_colours)
+        ] = 0.4,
+        erase: Annotated[Probability, _RECIPE] = 0.25,
+        flip: Annotated[Probability, _RECIPE] = 0.5,
         mixup: NotNegative = 0.8,
         cutmix: NotNegative = 1.0,
         mix_probability: Probability = 1.0,
-        mix_switch: Probability = 0.5,
+        mix_switch: Annotated[
+            Probability, OnlyWith(mixup=Range(above=0), cutmix=Range(above=0))
+        ] = 0.5,
         held_out_per_class: WholeNumber = 0,
         ground_truth: str | None = None,
         verify: bool = False,

@@ -275,8 +275,9 @@ class OnlyWith:
     """What an argument needs to have an effect, as part of its type.
 
     Args:
-        needed: values of other arguments: one, or a tuple, range or `Range` of them. Arguments that
-            a class does not have are not needed there.
+        needed: values of other arguments: one, or a tuple, range or `Range` of them, or a function
+            that returns whether a value is one. Arguments that a class does not have are not needed
+            there.
     """
 
     def __init__(self, **needed: Any) -> None:
@@ -297,6 +298,8 @@ class OnlyWith:
             value = values.get(name)
             if isinstance(wanted, Range):
                 fits = isinstance(value, int | float) and value in wanted
+            elif callable(wanted):
+                fits = wanted(value)
             else:
                 fits = value in (wanted if isinstance(wanted, tuple | range) else (wanted,))
             if name in values and not fits:

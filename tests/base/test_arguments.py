@@ -281,9 +281,10 @@ class Whole(Base):
     @takes(Part)
     def __init__(
         self,
-        mode: Literal["a", "b"] = "a",
+        mode: Literal["a", "b", "C"] = "a",
         heat: float = 0.0,
         top: Annotated[Count | None, OnlyWith(heat=Range(above=0))] = None,
+        tone: Annotated[str, OnlyWith(mode=str.isupper)] = "",
         **options: Any,
     ) -> None:
         super().__init__(share=0.2)
@@ -307,6 +308,8 @@ class Split(Base):
         (Whole, {"cuts": [3], "mode": "b"}, ["Whole: cuts=[3] has no effect with mode=b"]),
         (Whole, {"top": 5}, ["Whole: top=5 has no effect with heat=0.0"]),
         (Whole, {"top": 5, "heat": 0.5}, []),
+        (Whole, {"tone": "x"}, ["Whole: tone=x has no effect with mode=a"]),
+        (Whole, {"tone": "x", "mode": "C"}, []),
         (Part, {"cuts": [3]}, []),  # which has no mode
         (Base, {"share": 0.3}, []),
         (Split, {"share": 0.3, "split": "y"}, []),

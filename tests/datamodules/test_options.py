@@ -24,6 +24,7 @@ from jsonargparse import ArgumentParser
 import datamodules
 from datamodules.core.base import CachedDataModule, DataModule
 from lit_probattn.base.errors import DataError
+from tests.datamodules.images.made import write_images
 from tests.datamodules.lra import files as lra
 from tests.datamodules.lra.test_text import write_folder as write_reviews
 from tests.datamodules.series.test_own import cases, write_long
@@ -79,6 +80,7 @@ def observed(data: DataModule) -> dict[str, Any]:
     data.setup()
     found: dict[str, Any] = {"headline": data.headline, "folder": str(data.cache_dir)}
     found["provenance"] = getattr(data, "provenance", None)
+    found["sizes"] = list(getattr(data, "compare_sizes", list)())
     if isinstance(data, CachedDataModule):
         found["cache"] = data.cache_spec.name
     for name in ("train", "val", "test", "predict"):
@@ -212,6 +214,26 @@ TABLE: dict[str, Data] = {
             parity_eval=2,
         ),
         lra.write_cifar,
+    ),
+    "imagenet": Data(
+        {"batch_size": 4, "data_dir": HERE, "image_size": 16},
+        without_padding(
+            image_size=12,
+            augmentation="none",
+            auto_augment="rand-m2",
+            color_jitter=Option(0.9, {"auto_augment": None}),
+            erase=0.9,
+            flip=1.0,
+            mixup=0.1,
+            cutmix=0.1,
+            mix_probability=0.0,
+            mix_switch=0.0,
+            held_out_per_class=1,
+            ground_truth=Option("@/classes.txt"),
+            verify=True,
+            predict_split=Option("val", {"held_out_per_class": 1}),
+        ),
+        write_images,
     ),
     "retrieval": Data(
         {"batch_size": 4, "data_dir": HERE},
@@ -399,7 +421,6 @@ def unread(name: str, folder: Path) -> dict[str, str]:
 
 # Data modules whose options are not in the table yet.
 OPEN = {
-    "imagenet",
     "iwslt14",
     "lm1b",
     "own_images",

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from datamodules import ImageNet
 from datamodules.__main__ import main
 from datamodules.core.order import FILL
 from datamodules.images.samples import open_image
@@ -267,6 +270,30 @@ def test_ground_truth_that_does_not_fit(root: Path):
         imagenet(root)
     with pytest.raises(MissingDataError, match="ground-truth file not found"):
         imagenet(root, ground_truth=str(root / "nowhere.txt"))
+
+
+def test_ground_truth_beside_class_folders_is_refused(root: Path):
+    with pytest.raises(DataError, match=r"val has class folders, which contradicts ground_truth="):
+        imagenet(root, ground_truth=str(root / "classes.txt"))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"color_jitter": 0.3}, "color_jitter=0.3 has no effect with auto_augment=rand-m9"),
+        ({"color_jitter": 0.3, "auto_augment": "3a-mstd0.5"}, None),
+        ({"color_jitter": 0.3, "auto_augment": None}, None),
+        ({"erase": 0.1, "augmentation": "none"}, "erase=0.1 has no effect with augmentation=none"),
+        ({"mix_switch": 0.1, "cutmix": 0.0}, "mix_switch=0.1 has no effect with cutmix=0.0"),
+        ({"mix_switch": 0.1}, None),
+    ],
+)
+def test_settings_that_timm_would_not_use_are_named(options: dict[str, Any], told: str | None):
+    if told is None:
+        ImageNet(**options)
+        return
+    with pytest.warns(UserWarning, match=re.escape(told)):
+        ImageNet(**options)
 
 
 def test_exchanged_class_folders_are_other_sources(tmp_path):
