@@ -42,10 +42,11 @@ class ImageFolder(AtPath, Divided, ImageNet):
     """
 
     task = "own_images"
+    sets = (*ImageNet.sets, "held_out_per_class", "ground_truth")  # fractions and folders instead
     classes_of = "the folders"
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        super().__init__(held_out_per_class=0, ground_truth=None, **kwargs)
         self.root = expand(self.given_path)
         self.select_on_test, self.published = False, {}
 

@@ -25,6 +25,7 @@ import datamodules
 from datamodules.core.base import CachedDataModule, DataModule
 from lit_probattn.base.errors import DataError
 from tests.datamodules.images.made import write_images
+from tests.datamodules.images.test_folder import write as write_pictures
 from tests.datamodules.lra import files as lra
 from tests.datamodules.lra.test_text import write_folder as write_reviews
 from tests.datamodules.series.test_own import cases, write_long
@@ -169,6 +170,7 @@ def without_padding(**values: Any) -> dict[str, Option]:
     return {n: v for n, v in options(**values).items() if n not in ("pad_to", "pad_multiple")}
 
 
+RECIPE, MIXED = {"augmentation": "recipe"}, {"mixup": 0.8, "cutmix": 1.0}
 OWN = {"val_fraction": 0.3, "test_fraction": 0.4, "split_seed": 7}
 LISTOPS = {"num_train": 12, "num_val": 5, "num_test": 5, "min_length": 3, "max_length": 30}
 STREAM = {"segment_len": 9, "batching": "segments", "vocab_size": 999, "val_stride": 3}
@@ -234,6 +236,25 @@ TABLE: dict[str, Data] = {
             predict_split=Option("val", {"held_out_per_class": 1}),
         ),
         write_images,
+    ),
+    "own_images": Data(
+        {"path": "@/data", "batch_size": 4, "image_size": 16},
+        without_padding(
+            path="@/none",
+            **OWN,
+            image_size=12,
+            augmentation="recipe",
+            auto_augment=Option("rand-m2", RECIPE),
+            color_jitter=Option(0.9, {**RECIPE, "auto_augment": None}),
+            erase=Option(0.9, RECIPE),
+            flip=Option(1.0, RECIPE),
+            mixup=0.1,
+            cutmix=0.1,
+            mix_probability=Option(0.0, MIXED),
+            mix_switch=Option(0.0, MIXED),
+            verify=True,
+        ),
+        lambda folder: write_pictures(folder / "data", count=20),
     ),
     "retrieval": Data(
         {"batch_size": 4, "data_dir": HERE},
@@ -423,7 +444,6 @@ def unread(name: str, folder: Path) -> dict[str, str]:
 OPEN = {
     "iwslt14",
     "lm1b",
-    "own_images",
     "pathfinder",
     "pretraining_text",
     "question_answering",
@@ -441,7 +461,6 @@ def test_every_data_module_is_in_the_table_or_named_as_open():
 
 # What the others need before an option is looked at.
 NEEDED = {
-    "own_images": {"path": HERE},
     "pathfinder": {"difficulty": "easy"},
     "trajectories": {"env": "Hopper", "quality": "medium"},
 }
