@@ -91,6 +91,18 @@ def test_grey_cmyk_palette_and_transparent_pictures(tmp_path: Path, mode: str):
     assert values.std() > 20
     grey = mode in ("L", "LA", "1", "I;16")
     assert (values[..., 0] == values[..., 2]).all() == grey
+    if mode == "I;16":
+        assert (values[..., 0] == np.asarray(picture(3, "L"))).all()
+
+
+def test_a_png_with_a_wrong_checksum_is_damaged(tmp_path: Path):
+    path = tmp_path / "a.png"
+    picture(3).save(path)
+    raw = bytearray(path.read_bytes())
+    raw[raw.rindex(b"IEND") - 5] ^= 1  # the last byte of the checksum of the pixels
+    path.write_bytes(raw)
+    with pytest.raises(DamagedError, match=r"a\.png"):
+        open_image(path)
 
 
 def test_cmyk_keeps_its_colours(tmp_path: Path):

@@ -12,6 +12,7 @@ from datamodules import LM1B
 from datamodules.core.order import FILL
 from datamodules.text.releases import lm1b
 from datamodules.text.segments import IGNORE
+from datamodules.text.sentences.release import find_release
 from lit_probattn.base.errors import DataError, MissingDataError
 
 RELEASE = "1-billion-word-language-modeling-benchmark-r13output"
@@ -88,6 +89,15 @@ def test_the_first_held_out_shards_are_the_test_and_the_next_validation(
             assert sample.inputs[0] == sample.target[-1] == end
             assert (sample.inputs[1:] == sample.target[:-1]).all()
             assert sample.num_words == (0 if name == "train" else len(line.split()) + 1)
+
+
+def test_text_goes_on_from_the_position_of_any_block(folder):
+    source = find_release(folder, 3, 2)["train"]
+    blocks = list(source.blocks())
+    assert len(blocks) > 50
+    for number, block in enumerate(blocks):
+        rest = blocks[number + 1 :]
+        assert list(source.blocks(block.position)) == rest, number
 
 
 def test_published_numbers_are_compared(data):
