@@ -295,14 +295,16 @@ class OnlyWith:
     def missing(self, values: Mapping[str, Any]) -> str | None:
         """Return the first argument with a value that is not among the needed ones."""
         for name, wanted in self.needed.items():
-            value = values.get(name)
+            if name not in values:
+                continue
+            value = values[name]
             if isinstance(wanted, Range):
                 fits = isinstance(value, int | float) and value in wanted
             elif callable(wanted):
                 fits = wanted(value)
             else:
                 fits = value in (wanted if isinstance(wanted, tuple | range) else (wanted,))
-            if name in values and not fits:
+            if not fits:
                 return name
         return None
 

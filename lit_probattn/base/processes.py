@@ -94,7 +94,7 @@ def finish(work: Callable[[], int], log: Path | None = None) -> NoReturn:
             descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
             os.dup2(descriptor, 1)
             os.dup2(descriptor, 2)
-            sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+            sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1)  # in the order of writing
         status = work()
     except BaseException:
         traceback.print_exc()

@@ -267,7 +267,11 @@ def test_arguments_of_the_data_are_written_as_for_fit(words):
 
 class Part:
     @checks_arguments
-    def __init__(self, cuts: Annotated[Sequence[int], OnlyWith(mode="a")] = (1, 2)) -> None:
+    def __init__(
+        self,
+        cuts: Annotated[Sequence[int], OnlyWith(mode="a")] = (1, 2),
+        tone: Annotated[str, OnlyWith(mode=str.isupper)] = "",
+    ) -> None:
         self.cuts = cuts
 
 
@@ -284,7 +288,6 @@ class Whole(Base):
         mode: Literal["a", "b", "C"] = "a",
         heat: float = 0.0,
         top: Annotated[Count | None, OnlyWith(heat=Range(above=0))] = None,
-        tone: Annotated[str, OnlyWith(mode=str.isupper)] = "",
         **options: Any,
     ) -> None:
         super().__init__(share=0.2)
@@ -310,7 +313,7 @@ class Split(Base):
         (Whole, {"top": 5, "heat": 0.5}, []),
         (Whole, {"tone": "x"}, ["Whole: tone=x has no effect with mode=a"]),
         (Whole, {"tone": "x", "mode": "C"}, []),
-        (Part, {"cuts": [3]}, []),  # which has no mode
+        (Part, {"cuts": [3], "tone": "x"}, []),  # which has no mode
         (Base, {"share": 0.3}, []),
         (Split, {"share": 0.3, "split": "y"}, []),
         (Split, {"split": "z"}, []),

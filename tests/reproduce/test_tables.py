@@ -245,7 +245,6 @@ FEW = [(name, "options") for name in FITS[::8]]
 TRAINING = set(inspect.signature(Task.__init__).parameters)
 
 
-@pytest.mark.filterwarnings("error:.* has no effect with ")
 @pytest.mark.parametrize(
     ("name", "differ_by"),
     mostly_slow([*FEW, *((name, "values") for name in FITS)], FEW),

@@ -57,7 +57,9 @@ def data(**options: Any) -> Synthetic:
     """Random tokens; 21 validation and test samples."""
     sizes = {"num_train": 48, "num_val": 21, "num_test": 21}
     shape = {"min_length": 9, "max_length": LENGTH, "vocab_size": VOCAB, "num_classes": CLASSES}
-    return Synthetic(**{**sizes, **shape, "batch_size": 8, "pad_multiple": 1, **options})
+    if options.get("pad_to") != "max":
+        options.setdefault("pad_multiple", 1)
+    return Synthetic(**{**sizes, **shape, "batch_size": 8, **options})
 
 
 def overflow_at(module: pl.LightningModule, steps: Container[int]) -> None:
