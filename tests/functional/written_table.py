@@ -59,7 +59,7 @@ def layer_of(name: str, **options: Any) -> nn.Module:
     given = {**{key: known[key].default for key in known}, **entry.get("init_args", {}), **options}
     if given.get("prior_share") == "head_position":
         options.setdefault("max_positions", 2 * max(SIZES))
-    if "padded_len" in known:
+    if given.get("denominator") == "sqrt_len":
         options.setdefault("padded_len", max(SIZES))
     return lit_probattn.create(name, WIDTH, head_dim=8, **options).eval()
 
