@@ -238,6 +238,24 @@ class LabelledTexts(TextTable):
         """Rows of the model's embedding table: the vocabulary and the padding."""
         return len(self.vocabulary) + 1
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the class map and the digest of the vocabulary, for checkpoints."""
+        return {**super().state_dict(), "vocabulary": self.vocabulary.digest}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Raise a DataError if a checkpoint was trained with other classes or another vocabulary.
+
+        Checkpoints of earlier revisions have no vocabulary.
+        """
+        super().load_state_dict(state_dict)
+        now = self.vocabulary.digest
+        if state_dict.get("vocabulary", now) != now:
+            raise DataError(
+                f"the checkpoint was trained with another vocabulary of {self.choice.unit} than "
+                f"that of {self.files.files['train']}, so ids would denote other tokens; set path "
+                f"to the file of its training, and test_path to other texts"
+            )
+
     def must_name(self) -> dict[str, Any]:
         """Return the files and the settings that differ from their defaults."""
         named = {name: value for name, value in self.columns.items() if value is not None}

@@ -171,6 +171,25 @@ def test_a_checkpoint_of_other_classes_is_refused(tmp_path):
         made.load_state_dict({"classes": ["cat", "bird", "newt"]})
 
 
+@pytest.mark.parametrize("tokens", ["bytes", "characters", "words", "subwords"])
+def test_a_checkpoint_of_another_learned_vocabulary_is_refused(tmp_path, tokens):
+    """Of the same size: the ids would denote other tokens."""
+    options = {"tokens": tokens} | ({"vocab_limit": 300} if tokens != "bytes" else {})
+    swap = str.maketrans("aeiou", "eioua")
+    content = [(text.translate(swap), label) for text, label in rows()]
+    made, other = (
+        data(write(tmp_path / f"{name}.csv", part), **options)
+        for name, part in (("a", rows()), ("b", content))
+    )
+    other.load_state_dict({"classes": made.classes})  # of an earlier revision
+    made.load_state_dict(made.state_dict())
+    if tokens == "bytes":
+        other.load_state_dict(made.state_dict())
+    else:
+        with pytest.raises(DataError, match=rf"vocabulary of {tokens} .*b\.csv.*test_path"):
+            other.load_state_dict(made.state_dict())
+
+
 def test_long_texts_are_cut_off(tmp_path):
     made = data(write(tmp_path / "a.csv", rows()), max_length=7)
     batch = next(iter(made.val_dataloader()))
