@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import shlex
 from abc import abstractmethod
 from collections import Counter
@@ -152,7 +153,7 @@ def required_path(path: str) -> Path:
 
 def split_of(name: str) -> str | None:
     """Return the split that the name of a file or folder denotes, or None."""
-    last = name.lower().replace("-", "_").rpartition("_")[2]
+    last = re.split("[-_.]", name.lower())[-1]
     return next((split for split, names in _NAMES.items() if last in names), None)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +12,14 @@ import numpy as np
 
 from datamodules.core.division import Divided, divide
 from datamodules.core.files import expand
-from datamodules.core.own import SHOWN_SAMPLES, AtPath, beginning, split_of
+from datamodules.core.own import (
+    SHOWN_SAMPLES,
+    AtPath,
+    beginning,
+    by_split,
+    split_of,
+    warn_ignored,
+)
 from datamodules.text.choice import LEARNED, TokenChoice, Unit, VocabLimit
 from datamodules.text.source import Block, ParquetText, PlainText, TextSource
 from datamodules.text.stream import TextStream
@@ -28,6 +35,7 @@ _LEAST_DOCUMENTS = 20
 # Otherwise: about this many pieces of whole lines, with these bounds on characters per piece.
 _PIECES, _LEAST_PIECE, _LARGEST_PIECE = 100, 100, 20000
 _SHOWN = 70
+_SPLITS = ("train", "val", "test")
 
 
 @dataclass(frozen=True)
@@ -112,8 +120,9 @@ class OwnText(AtPath, Divided, TextStream):
     become `<unk>`.
 
     `path` is a text file, a Parquet file with a column `text`, or a folder of such files, searched
-    recursively. Files named train, val and test are the splits. Otherwise the text is split by a
-    hash: whole files if there are at least 20, else groups of lines.
+    recursively. If a folder has files named train, val and test, these are the splits, and others
+    are ignored with a warning. Otherwise the text is split by a hash: whole files if there are at
+    least 20, else groups of lines.
 
     Args:
         tokens: Type of tokens: bytes, characters, words (separated by whitespace), or subwords
@@ -153,8 +162,9 @@ class OwnText(AtPath, Divided, TextStream):
         return {"path": self.path, **self.units.settings()}
 
     def sources(self) -> list[Path]:
-        """Return the text files."""
-        return self._files()
+        """Return the text files that are read."""
+        files = self._files()
+        return list(self._named(files).values()) or files
 
     def _files(self) -> list[Path]:
         if not self.path.exists():
@@ -173,29 +183,37 @@ class OwnText(AtPath, Divided, TextStream):
     def find(self) -> dict[str, TextSource]:
         """Return the splits: separate files, or parts of all files."""
         if not self._found:
-            sources = [_source(path) for path in self._files()]
-            given = self._given(sources)
-            self._found = given or self._divided(sources)
+            files = self._files()
+            named = self._named(files)
+            self._found = (
+                self._separate(named, files) if named else self._divided(list(map(_source, files)))
+            )
         return self._found
 
-    def _given(self, sources: Sequence[TextSource]) -> dict[str, TextSource]:
-        """Return the files of the splits by name; empty unless all three exist."""
-        found: dict[str, TextSource] = {}
-        for source in sources:
-            stem = source.paths[0].stem.replace(".", "_")
-            name = split_of(stem)
-            if name is not None and name not in found:
-                found[name] = source
-        if len(found) < 3 or len(found) < len(sources):
-            if 0 < len(found) < 3 and "train" in found:
-                lacking = ", ".join(name for name in ("val", "test") if name not in found)
-                names = ", ".join(source.paths[0].name for source in sources[:5])
-                raise DataError(
-                    f"{self.path} has {names}, but the {lacking} file is missing; add it, or "
-                    f"rename the "
-                    f"files so that they are split automatically"
-                )
+    def _named(self, files: Sequence[Path]) -> dict[str, Path]:
+        """Return the file of each split by its name; empty if the text has to be divided."""
+        if self.path.is_file():
             return {}
+        present = {split_of(path.stem) for path in files}
+        missing = [name for name in _SPLITS if name not in present]
+        if not missing:
+            found = by_split(self.path, self._inside(files))
+            return {name: self.path / found[name] for name in _SPLITS}
+        if "train" in present:
+            names = ", ".join(path.name for path in files[:5])
+            raise DataError(
+                f"{self.path} has {names}, but the {', '.join(missing)} file is missing; add it, "
+                f"or rename the files so that they are split automatically"
+            )
+        return {}
+
+    def _inside(self, files: Iterable[Path]) -> list[str]:
+        return [str(path.relative_to(self.path)) for path in files]
+
+    def _separate(self, named: dict[str, Path], files: Sequence[Path]) -> dict[str, TextSource]:
+        """Return separate splits, which must differ; warn about other files of the folder."""
+        warn_ignored(self.path, self._inside(files), self._inside(named.values()))
+        found = {name: _source(path) for name, path in named.items()}
         digests: dict[bytes, TextSource] = {}
         for source in found.values():
             same = digests.setdefault(_fingerprint(source), source)
@@ -203,7 +221,7 @@ class OwnText(AtPath, Divided, TextStream):
                 raise DataError(
                     f"{source.name} duplicates {same.name}; every split needs different text"
                 )
-        return {name: found[name] for name in ("train", "val", "test")}
+        return found
 
     def _divided(self, sources: Sequence[TextSource]) -> dict[str, TextSource]:
         length: int | None = None
@@ -221,16 +239,13 @@ class OwnText(AtPath, Divided, TextStream):
         splits = divide(str(self.path), keys, self.shares, self.split_seed, unit)
         chosen = dict(zip(keys, splits, strict=True))
         paths = tuple(path for source in sources for path in source.paths)
-        return {
-            name: DividedText(paths, tuple(sources), name, chosen, length)
-            for name in ("train", "val", "test")
-        }
+        return {name: DividedText(paths, tuple(sources), name, chosen, length) for name in _SPLITS}
 
     def size_lines(self) -> Iterator[str]:
         """Yield lines about the splits, and three samples."""
         counts = self.counts
         yield f"tokens: {self.units.unit}, vocabulary {len(self.vocabulary)}"
-        for name in ("train", "val", "test"):
+        for name in _SPLITS:
             found, unknown = counts.found[name], counts.unknown[name]
             lines = self._line_lengths(name)
             low, median, high, most = np.percentile(lines, (0, 50, 95, 100)).astype(int)

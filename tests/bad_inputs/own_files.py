@@ -111,6 +111,11 @@ def _equal_splits(folder: Path) -> None:
         (folder / f"{name}.txt").write_text("the same text\n" * 9)
 
 
+def _two_of_one_split(folder: Path) -> None:
+    for name in ("train", "val", "valid", "test"):
+        (folder / f"{name}.txt").write_text(f"{name} text\n" * 9)
+
+
 def _text_cases() -> Iterator[Case]:
     case = partial(Case, "Own running text (files and folders)")
     yield case("no path", data_error(lambda folder: OwnText()))
@@ -124,6 +129,7 @@ def _text_cases() -> Iterator[Case]:
     yield case("a single training file of equal lines", alone)
     yield case("no file for one of the splits", two)
     yield case("equal files for two splits", text(_equal_splits))
+    yield case("two files for one split", text(_two_of_one_split))
 
 
 def _check_cases() -> Iterator[Case]:

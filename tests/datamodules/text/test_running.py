@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from datamodules import OwnText
+from lit_probattn.base.errors import DataError
 from tests.datamodules.text.made import lines
 
 SPLITS = ("train", "val", "test")
@@ -60,6 +61,41 @@ def test_files_called_as_splits_are_the_splits(tmp_path):
     made = data(tmp_path, tokens="words")
     assert text_of(made, "val") == "<unk> text\n" * 20
     assert made.counts.unknown == {"train": 0, "val": 20, "test": 20}
+
+
+def write_splits(folder: Path, *further: str) -> None:
+    for name in ("train", "valid", "test", *further):
+        (folder / f"{name}.txt").write_text("".join(f"{name} {i}\n" for i in range(300)))
+
+
+@pytest.mark.parametrize("further", ["README.md", "notes/a.txt"])
+def test_a_file_of_no_split_is_named_and_ignored(tmp_path, further, logged):
+    write_splits(tmp_path)
+    path = tmp_path / further
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("other text\n")
+    made = data(tmp_path)
+    assert f"{further} denotes no split" in logged.text
+    for name, file in zip(SPLITS, ("train", "valid", "test"), strict=True):
+        assert text_of(made, name) == (tmp_path / f"{file}.txt").read_text()
+    hashes = made.present_hashes()
+    path.write_text("changed\n")
+    assert data(tmp_path).present_hashes() == hashes
+
+
+def test_two_files_of_one_split_are_refused(tmp_path):
+    write_splits(tmp_path, "my-val")
+    with pytest.raises(DataError, match=r"my-val\.txt and valid\.txt both denote val"):
+        data(tmp_path)
+
+
+def test_a_file_that_is_called_as_a_split_is_divided(tmp_path):
+    """The others of its folder belong to no data at this path."""
+    write_splits(tmp_path)
+    made = data(tmp_path / "train.txt")
+    found = [line for name in SPLITS for line in text_of(made, name).splitlines()]
+    assert sorted(found) == sorted((tmp_path / "train.txt").read_text().splitlines())
+    assert all(text_of(made, name) for name in SPLITS)
 
 
 @pytest.mark.parametrize("tokens", ["characters", "words", "bytes"])
