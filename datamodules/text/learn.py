@@ -9,7 +9,6 @@ from typing import Any
 
 from tokenizers import (
     AddedToken,
-    Regex,
     Tokenizer,
     decoders,
     models,
@@ -19,7 +18,7 @@ from tokenizers import (
     trainers,
 )
 
-from datamodules.text.tokens import END_OF_LINE, UNKNOWN, Tokens, byte_ids
+from datamodules.text.tokens import END_OF_LINE, SPLITTING, UNKNOWN, Tokens, byte_ids
 from lit_probattn.base.errors import DataError
 
 __all__ = ["BERT", "CONTINUED", "ROBERTA", "as_bert", "as_bytes", "as_roberta", "as_words"]
@@ -49,8 +48,6 @@ _LEAST_COUNT = 2
 _WORDS_AT_ONCE = 10_000
 _MOST_LETTERS = 500  # longest word used for learning
 _LONG_WORD = re.compile(rf"\w{{{_MOST_LETTERS + 1},}}|[^\w\s]{{{_MOST_LETTERS + 1},}}")
-# What `str.split` treats as whitespace: four more characters than `WhitespaceSplit`.
-_BLANKS = r"[\s\x1c-\x1f]+"
 
 # ---- units with a list of tokens ---------------------------------------------------------------
 
@@ -74,7 +71,7 @@ def as_words(words: Sequence[str]) -> Tokens:
     if END_OF_LINE not in ids:
         raise DataError(f"missing {END_OF_LINE!r}, which ends every line of text; add it")
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_BLANKS), "removed")
+    tokenizer.pre_tokenizer = SPLITTING["words"]
     unknown = {"unknown": UNKNOWN} if UNKNOWN in ids else {}
     return Tokens(tokenizer, {"end_of_line": END_OF_LINE, **unknown})
 
@@ -115,7 +112,7 @@ def learn_characters(texts: Iterable[str], limit: int) -> Tokens:
     own = [UNKNOWN, "\n", *(character for character, _ in counts.most_common(limit - 2))]
     ids = {character: number for number, character in enumerate(own)}
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.pre_tokenizer = SPLITTING["characters"]
     tokenizer.decoder = decoders.Sequence([decoders.Replace(UNKNOWN, "�"), decoders.Fuse()])
     return Tokens(tokenizer, {"end_of_line": "\n", "unknown": UNKNOWN})
 
@@ -124,7 +121,7 @@ def as_bytes() -> Tokens:
     """Return a tokeniser of the 256 bytes of UTF-8; the newline ends a line."""
     ids = byte_ids()
     tokenizer = Tokenizer(models.BPE(ids, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = SPLITTING["bytes"]
     tokenizer.decoder = decoders.ByteLevel()
     newline = next(character for character, byte in ids.items() if byte == ord("\n"))
     return Tokens(tokenizer, {"end_of_line": newline})

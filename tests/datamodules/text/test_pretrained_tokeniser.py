@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from datamodules.text.choice import TokenChoice
-from datamodules.text.token_files import read_encoder
+from datamodules.text.token_files import read_encoder, read_subwords
 from datamodules.text.translation.bpe import Codes
 from lit_probattn.base.errors import ConfigError, DataError
 from tests.datamodules.text.made import encoder
 from tests.support.paths import ROOT
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-pytest.importorskip("tokenizers")
+tokenizers = pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")
 
 TEXTS = [
@@ -198,6 +198,48 @@ def test_ids_that_two_tokens_share_or_that_lie_far_out_are_refused(tmp_path, num
     (tmp_path / "merges.txt").write_text("#version: 0.2\n")
     with pytest.raises(DataError, match=rf"vocab\.json.*{message}"):
         read_encoder(tmp_path)
+
+
+CORPUS = ["The cat sat, on the mat.", "a dog ran; The DOG sat"] * 9
+
+
+@pytest.mark.parametrize("model", ["WordLevel", "BPE", "WordPiece", "Unigram"])
+@pytest.mark.parametrize("case", ["kept", "lowered"])
+def test_text_is_encoded_as_by_the_tokeniser_of_a_file(tmp_path, model, case):
+    """Whatever its model, number of tokens, normalisation and splitting."""
+    made = tokenizers.Tokenizer(getattr(tokenizers.models, model)())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    if case == "lowered":
+        made.normalizer = tokenizers.normalizers.Lowercase()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<eos>"]
+    unknown = {"unk_token": "[UNK]"} if model == "Unigram" else {}
+    trainer = getattr(tokenizers.trainers, f"{model.replace('BPE', 'Bpe')}Trainer")
+    made.train_from_iterator(
+        CORPUS, trainer(special_tokens=special, show_progress=False, **unknown)
+    )
+    if model != "Unigram":
+        made.model.unk_token = "[UNK]"
+    made.add_tokens([f"further{n}" for n in range(256 - made.get_vocab_size())])
+    assert made.get_vocab_size() == 256
+    made.save(str(tmp_path / "tokenizer.json"))
+    line = "The cat ran, on a zebra"
+    ids = made.encode(line, add_special_tokens=False).ids
+    for read in (read_subwords, read_encoder):
+        tokens = read(tmp_path / "tokenizer.json")
+        found = tokens.encode(f"{line}\n{line}")[0].tolist()
+        assert found == [*ids, tokens.end_of_line, *ids]
+
+
+@pytest.mark.parametrize("model", ["WordLevel", "WordPiece"])
+def test_unknown_text_without_a_token_for_it_is_one_line(tmp_path, model):
+    made = tokenizers.Tokenizer(getattr(tokenizers.models, model)({"<eos>": 0, "a": 1}))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save(str(tmp_path / "tokenizer.json"))
+    tokens = read_subwords(tmp_path / "tokenizer.json")
+    assert tokens.encode("a\na")[0].tolist() == [1, 0, 1]
+    for encode in (tokens.encode, tokens.encode_plain):
+        with pytest.raises(DataError, match="UNK"):
+            encode("a zebra")
 
 
 def test_words_of_thousands_of_letters_are_left_out_of_what_is_learned():
