@@ -30,8 +30,17 @@ def read_words(path: Path) -> Tokens:
 def read_subwords(path: Path) -> Tokens:
     """Read a tokenizer.json that contains `<eos>`."""
     tokenizer = _tokenizer(path)
-    unknown = {} if tokenizer.token_to_id(UNKNOWN) is None else {"unknown": UNKNOWN}
+    name = _unknown_of(tokenizer)
+    unknown = {} if tokenizer.token_to_id(name) is None else {"unknown": name}
     return Tokens(tokenizer, {"end_of_line": END_OF_LINE, **unknown}, f"tokenizer file {path}")
+
+
+def _unknown_of(tokenizer: Tokenizer) -> str:
+    """Return the token of unknown text of a tokeniser's model, by default `<unk>`."""
+    model = json.loads(tokenizer.to_str())["model"]
+    if model.get("unk_id") is not None:  # of Unigram
+        return str(model["vocab"][model["unk_id"]][0])
+    return str(model.get("unk_token") or UNKNOWN)
 
 
 def read_encoder(path: Path) -> Tokens:

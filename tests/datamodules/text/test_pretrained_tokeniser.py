@@ -226,8 +226,9 @@ def test_text_is_encoded_as_by_the_tokeniser_of_a_file(tmp_path, model, case):
     ids = made.encode(line, add_special_tokens=False).ids
     for read in (read_subwords, read_encoder):
         tokens = read(tmp_path / "tokenizer.json")
-        found = tokens.encode(f"{line}\n{line}")[0].tolist()
-        assert found == [*ids, tokens.end_of_line, *ids]
+        found, unknown = tokens.encode(f"{line}\n{line}")
+        assert found.tolist() == [*ids, tokens.end_of_line, *ids]
+        assert unknown == 2 * ids.count(made.token_to_id("[UNK]")) > 0
 
 
 @pytest.mark.parametrize("model", ["WordLevel", "WordPiece"])
