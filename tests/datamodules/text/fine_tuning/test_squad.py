@@ -21,9 +21,8 @@ def write(folder, content) -> object:
 
 
 def data_of(folder, **options) -> QuestionAnswering:
-    data = QuestionAnswering(
-        path=str(folder), cache_dir=str(folder / "cache"), **{**SIZES, **options}
-    )
+    options = {"cache_dir": str(folder / "cache"), **SIZES, **options}
+    data = QuestionAnswering(path=str(folder), **options)
     data.setup()
     return data
 
@@ -88,6 +87,18 @@ def test_a_test_file_of_its_own(tmp_path):
     data = data_of(folder)
     assert not data.select_on_test
     assert [q.id for q in data.questions("test")] == ["q80-0", "q81-0", "q82-0"]
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["dev", "test"])
+def test_a_cache_says_whether_it_has_a_test_split_without_the_files(tmp_path, own):
+    folder = made.write_squad(tmp_path / "x")
+    if own:
+        (folder / "test.json").write_text(json.dumps(made.squad(80, 3)), encoding="utf-8")
+    data_of(folder, cache_dir=str(tmp_path / "cache"))
+    for path in folder.iterdir():
+        path.unlink()
+    again = data_of(folder, cache_dir=str(tmp_path / "cache"))
+    assert again.select_on_test is not own
 
 
 def test_a_batch(tmp_path):
