@@ -14,7 +14,7 @@ from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.files import expand
 from datamodules.text import learn
 from datamodules.text.source import TextSource
-from datamodules.text.token_files import read_encoder, read_subwords, read_words
+from datamodules.text.token_files import files_of_encoder, read_encoder, read_subwords, read_words
 from datamodules.text.tokens import Tokens
 from lit_probattn.base.arguments import Range, check_argument
 from lit_probattn.base.errors import DataError
@@ -81,8 +81,12 @@ class TokenChoice:
         return {name: found[name] for name in names}
 
     def files(self) -> list[Path]:
-        """Return the tokeniser's file or folder; none if the tokens are learned."""
-        return [] if self.file is None else [self._cached if self._is_cache else self._path]
+        """Return the files from which the tokens are read; none if they are learned."""
+        if self.file is None:
+            return []
+        if self._is_cache:
+            return [self._cached]
+        return [self._path] if self.unit in _READ else files_of_encoder(self._path)
 
     @property
     def _path(self) -> Path:

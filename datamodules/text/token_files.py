@@ -12,7 +12,7 @@ from datamodules.text.learn import BERT, ROBERTA, as_bert, as_roberta, as_words
 from datamodules.text.tokens import END_OF_LINE, ROLES, UNKNOWN, Tokens
 from lit_probattn.base.errors import DataError, MissingDataError, nearest
 
-__all__ = ["read_encoder", "read_subwords", "read_words"]
+__all__ = ["files_of_encoder", "read_encoder", "read_subwords", "read_words"]
 
 _WHOLE, _WORDS, _BYTES, _MERGES = "tokenizer.json", "vocab.txt", "vocab.json", "merges.txt"
 _SETTINGS = "tokenizer_config.json"
@@ -86,6 +86,13 @@ def read_encoder(path: Path) -> Tokens:
     tokenizer = _tokenizer(file)
     special = _special(settings, tokenizer.get_vocab(), file, (BERT, ROBERTA))
     return Tokens(tokenizer, special, str(file))
+
+
+def files_of_encoder(path: Path) -> list[Path]:
+    """Return the files that `read_encoder` reads; raises MissingDataError if there are none."""
+    file = _find(path)
+    names = [file.name, *([_MERGES] if file.name == _BYTES else []), _SETTINGS]
+    return [found for found in map(file.with_name, names) if found.is_file()]
 
 
 def _find(path: Path) -> Path:

@@ -200,6 +200,22 @@ def test_ids_that_two_tokens_share_or_that_lie_far_out_are_refused(tmp_path, num
         read_encoder(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "read", [["vocab.txt"], ["vocab.json", "merges.txt"], ["tokenizer.json"]], ids="".join
+)
+def test_sources_are_the_files_of_a_tokeniser_that_are_read(tmp_path, read):
+    """Not others of their folder, such as weights, a README or a cache."""
+    tokens = encoder(TEXTS, tmp_path, 300, "bpe" if len(read) == 2 else "wordpiece")
+    if read == ["tokenizer.json"]:
+        tokens.tokenizer.save(str(tmp_path / read[0]))
+    (tmp_path / "README.md").touch()
+    for place in (tmp_path, tmp_path / read[0]):
+        found = TokenChoice("wordpiece", file=str(place)).files()
+        assert sorted(found) == sorted(tmp_path / name for name in (*read, "tokenizer_config.json"))
+    (tmp_path / "tokenizer_config.json").unlink()
+    assert TokenChoice("wordpiece", file=str(tmp_path)).files() == [tmp_path / x for x in read]
+
+
 CORPUS = ["The cat sat, on the mat.", "a dog ran; The DOG sat"] * 9
 
 
