@@ -360,8 +360,8 @@ def _keyed(sources: list[Path]) -> dict[str, Path]:
     """Key each source by its file name, or by its relative path if names repeat."""
     if len({path.name for path in sources}) == len(sources):
         return {path.name: path for path in sources}
-    root = os.path.commonpath(sources)
-    return {path.relative_to(root).as_posix(): path for path in sources}
+    root = os.path.commonpath([path.absolute() for path in sources])
+    return {path.absolute().relative_to(root).as_posix(): path for path in sources}
 
 
 def _changed(present: dict[str, Path], known: dict[str, dict[str, Any]]) -> str | None:

@@ -173,6 +173,20 @@ def test_sources_of_one_name_are_told_apart(tmp_path: Path) -> None:
         open_cache(tmp_path / "cache", spec)
 
 
+@pytest.mark.parametrize("absolute", [(), (0,), (1,), (0, 1)], ids=str)
+def test_sources_of_one_name_may_be_relative(tmp_path: Path, absolute, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    paths = [Path("a/x.csv"), Path("b/x.csv")]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_text(str(path))
+    named = [path.absolute() if n in absolute else path for n, path in enumerate(paths)]
+    spec = CacheSpec(SPEC.task, SPEC.settings, lambda: named)
+    cache = ensure_cache(tmp_path / "cache", spec, build)
+    assert sorted(cache.meta["sources"]) == ["a/x.csv", "b/x.csv"]
+    ensure_cache(tmp_path / "cache", spec, no_build)
+
+
 def test_a_cache_of_before_folders_were_watched_is_found(tmp_path: Path) -> None:
     ensure_cache(tmp_path / "cache", CacheSpec("numbers", {}), build)
     (tmp_path / "texts").mkdir()
