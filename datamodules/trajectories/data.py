@@ -299,7 +299,7 @@ class Trajectories(AtPath, TrajectoryModule, CachedDataModule):
         return self._environment
 
     def file(self) -> Path:
-        """Return the file; raises MissingDataError if it is missing."""
+        """Return the file; raises MissingDataError if `quality` is set and none is found."""
         if self.quality is not None:
             return find_file(self.environment, self.quality, self.data_dir)
         return expand(self.path)
@@ -328,8 +328,13 @@ class Trajectories(AtPath, TrajectoryModule, CachedDataModule):
         return {"path": self.path, "env": self.environment.name}
 
     def sources(self) -> list[Path]:
-        """Return the file; none for minari."""
-        return [] if self._is_minari else [self.file()]
+        """Return the file, none for minari; raises MissingDataError if it is missing."""
+        if self._is_minari:
+            return []
+        file = self.file()
+        if not file.is_file():
+            raise MissingDataError(f"{file}: no such file")
+        return [file]
 
     def build(self, writer: CacheWriter) -> None:
         """Read the file and divide it into episodes."""

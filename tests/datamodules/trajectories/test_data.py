@@ -113,6 +113,22 @@ def test_validation_holds_out_whole_episodes_and_reads_each_step_once(path: Path
     assert both.split("val").chosen.tolist() == list(range(len(made.LENGTHS)))
 
 
+@pytest.mark.parametrize("named", ["path", "quality"])
+def test_a_cache_is_used_when_its_file_is_gone(path: Path, named) -> None:
+    options = {"path": str(path)} if named == "path" else {"env": "hopper", "quality": "medium"}
+    options["data_dir"] = str(path.parent)
+    built = Trajectories(**options)
+    hashes = built.source_hashes
+    path.unlink()
+    again = Trajectories(**options)
+    assert again.present_hashes() == hashes != {}
+    again.setup()
+    assert len(again.split("train")) > 0
+    again.cache_dir = path.parent / "other"
+    with pytest.raises(MissingDataError, match="medium"):
+        again.prepare_data()
+
+
 def test_what_evaluation_needs_is_in_the_checkpoint(path: Path) -> None:
     module = opened(path)
     state = json.loads(json.dumps(module.state_dict()))["evaluation"]
