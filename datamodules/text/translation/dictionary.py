@@ -91,7 +91,10 @@ class Dictionary:
     @property
     def text(self) -> str:
         """Content of a file."""
-        return "".join(f"{piece} {count}\n" for piece, count in self.counts.items())
+        return "".join(
+            f"{piece} {count}{f' {_OVERWRITE}' if piece in SPECIALS else ''}\n"
+            for piece, count in self.counts.items()
+        )
 
     def __len__(self) -> int:
         return len(self.pieces)

@@ -91,6 +91,22 @@ def test_dictionary_file_of_fairseq() -> None:
         assert found.ids([special]).tolist() == [UNK, 2]
     again = Dictionary.from_text("<unk> 3 #fairseq:overwrite\nthe 1\n", "dict.en.txt")
     assert again.ids(["the"]).tolist()[0] == 5
+    assert Dictionary.from_text(again.text, "dict.en.txt") == again
+
+
+@pytest.mark.parametrize("always", [(), ("w2", "x", "y")], ids=["none kept", "three kept"])
+@pytest.mark.parametrize("most", [7, 8, 9, 13, 16, 19, None])
+def test_a_limited_dictionary_has_what_is_kept_and_the_most_frequent(always, most) -> None:
+    counts = {f"w{n}": 1 + n * n for n in range(11)}
+    lines = [[piece] * count for piece, count in counts.items()]
+    found = Dictionary.count(lines, always, most)
+    real = [piece for piece in found.counts if not piece.startswith("madeup")]
+    assert len(found) == most or len(found) % 8 == 0
+    assert len(found) <= (most or 24)
+    assert real == sorted(real, key=lambda piece: -counts.get(piece, 0))
+    room = (most or 24) - 4 - len(always)
+    others = sorted((piece for piece in counts if piece not in always), key=counts.get)
+    assert set(real) == {*always, *others[::-1][:room]}
 
 
 def test_everything_of_the_coder_is_stored(tmp_path: Path) -> None:
