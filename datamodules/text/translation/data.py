@@ -18,6 +18,7 @@ from datamodules.text.releases import ARCHIVES, extract, is_archive
 from datamodules.text.token_batches import TokenBatches
 from datamodules.text.translation.batches import PairCollate, SentencePairs
 from datamodules.text.translation.coder import Cutter, Method, TextCoder
+from datamodules.text.translation.dictionary import SPECIALS
 from datamodules.text.translation.files import EmptyLines, ParallelText, find_plain
 from datamodules.text.translation.job import LineJob
 from datamodules.text.translation.moses import Moses
@@ -64,7 +65,8 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
         merges: Number of BPE merges, learned jointly from both languages, if there are no codes.
         codes_file: BPE codes of subword-nmt or fastBPE, used instead of `code`.
         joint_dictionary: Whether both languages share one dictionary.
-        dictionary_limit: Maximum number of ids of a dictionary; rarer pieces become `<unk>`.
+        dictionary_limit: Maximum number of ids of a dictionary; rarer pieces become `<unk>`, or
+            bytes with `subwords`, which require at least 260 ids.
         lower: Whether Moses' words are lower-cased.
         max_ratio: Training pairs with a larger ratio of word counts are dropped. None disables.
         max_words: Training pairs with more words on either side are dropped. None disables.
@@ -242,9 +244,16 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
         source, target = (
             Moses(language, self.lower, text.aggressive) for language in self.languages
         )
-        if codes is None or method == "subwords":
-            return Cutter(method, source, target)
-        return Cutter(method, source, target, read_codes(codes).text)
+        if method == "subwords":
+            cutter = Cutter(method, source, target)
+            least = len(SPECIALS) + len(cutter.alphabet)
+            if self.dictionary_limit is not None and self.dictionary_limit < least:
+                raise DataError(
+                    f"dictionary_limit must be at least {least} with tokens=subwords, the number "
+                    f"of special ids plus the bytes, received {self.dictionary_limit}"
+                )
+            return cutter
+        return Cutter(method, source, target, None if codes is None else read_codes(codes).text)
 
     # ---- text --------------------------------------------------------------------------------
 

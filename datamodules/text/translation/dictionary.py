@@ -44,18 +44,26 @@ class Dictionary:
 
         Args:
             lines: The pieces of each line.
-            always: Pieces that are included even if they do not occur.
-            most: Maximum number of ids. None keeps every piece.
+            always: Pieces that are included even if they do not occur or are rare.
+            most: Maximum number of ids, at least the special ones and `always`. None keeps every
+                piece. Below it, the size is filled to a multiple of 8.
         """
         found: Counter[str] = Counter()
         for pieces in lines:
             found.update(pieces)
         for special in SPECIALS:
             found.pop(special, None)
-        found.update(dict.fromkeys(always, 0))
+        kept = set(always)
+        found.update(dict.fromkeys(kept, 0))
         order = sorted(found.items(), key=lambda item: (-item[1], item[0]))
-        counts = dict(order[: None if most is None else max(0, most - len(SPECIALS))])
-        fill = -(len(counts) + len(SPECIALS)) % _MULTIPLE
+        free = len(order) if most is None else most - len(SPECIALS) - len(kept)
+        further = [piece for piece, _ in order if piece not in kept][: max(0, free)]
+        chosen = kept.union(further)
+        counts = {piece: count for piece, count in order if piece in chosen}
+        size = len(counts) + len(SPECIALS)
+        fill = -size % _MULTIPLE
+        if most is not None:
+            fill = min(fill, most - size)
         return cls({**counts, **{f"madeupword{number:04d}": 0 for number in range(fill)}})
 
     @classmethod

@@ -248,6 +248,17 @@ def test_sub_words_that_one_language_lacks_are_spelled(folder: Path) -> None:
     assert module.coder.cutter.line([spelled]) == "der Hund quickly 💡"
 
 
+def test_limited_sub_words_are_spelled_and_none_is_unknown(folder: Path) -> None:
+    module = opened(folder, tokens="subwords", merges=200, dictionary_limit=270)
+    assert module.vocab_size == module.source_vocab_size == 270
+    assert set(module.coder.cutter.alphabet) <= set(module.coder.target.pieces)
+    for pair in map(module.split("train").__getitem__, range(60)):
+        assert UNK not in pair.source
+        assert UNK not in pair.target
+    with pytest.raises(DataError, match=r"dictionary_limit.* 260"):
+        opened(folder, tokens="subwords", dictionary_limit=259)
+
+
 def test_text_about_patches_is_not_taken_for_pieces(folder: Path) -> None:
     made.strange_line(folder, "train.de", 2, b"@@ -1,3 +1,4 @@ der Hund")
     assert opened(folder).coder.cutter.method == "subwords"
