@@ -49,8 +49,11 @@ class Cutter:
 
     def words(self, line: str, side: Side) -> str:
         """Return the units to segment: words, or the stripped line for sub-words."""
+        moses = self._moses(side)
         if self.method in ("moses_bpe", "prepared"):
-            return self._moses(side).words(line)
+            return moses.words(line)
+        if moses.lower:
+            line = line.lower()
         return " ".join(line.split()) if self.method == "words" else line.strip()
 
     def pieces(self, lines: Sequence[str]) -> list[str]:
@@ -202,6 +205,9 @@ class TextCoder:
         return self.cutter.tokenised(self.target.words(ids))
 
     def tokenised_lines(self, lines: Iterable[str]) -> Iterator[str]:
-        """Yield target lines as words of Moses' tokeniser."""
+        """Yield target lines as `tokenised` does."""
         for line in lines:
-            yield line if self.cutter.method == "words" else self.cutter.target.words(line)
+            if self.cutter.method == "subwords":
+                yield self.cutter.target.words(line)
+            else:
+                yield self.cutter.words(line, "target")

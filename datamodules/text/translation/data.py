@@ -41,6 +41,7 @@ Tokens = Literal["auto", "subwords", "moses_bpe", "prepared", "words"]
 
 _log = logging.getLogger("datamodules")
 _SPLITS = ("train", "val", "test")
+_READER_VERSION = 1  # part of the cache name; increment when the stored data change
 _SHOWN = 100  # characters per sample
 _SHOWN_PAIRS = 3
 
@@ -67,7 +68,8 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
         joint_dictionary: Whether both languages share one dictionary.
         dictionary_limit: Maximum number of ids of a dictionary; rarer pieces become `<unk>`, or
             bytes with `subwords`, which require at least 260 ids.
-        lower: Whether Moses' words are lower-cased.
+        lower: Whether the text is lower-cased; of prepared text, only lines that are segmented
+            later.
         max_ratio: Training pairs with a larger ratio of word counts are dropped. None disables.
         max_words: Training pairs with more words on either side are dropped. None disables.
         empty_lines: Whether a pair with an empty side is an error or is dropped.
@@ -181,6 +183,7 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
             "lower": self.lower,
             "cleaning": vars(self.cleaning),
             "empty_lines": self.empty_lines,
+            "reader_version": _READER_VERSION,
         }
 
     def identity(self) -> dict[str, Any]:

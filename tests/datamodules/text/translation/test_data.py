@@ -62,6 +62,21 @@ def test_text_comes_back(folder: Path, method: str) -> None:
         assert tokenised[0].endswith(" .")
 
 
+@pytest.mark.parametrize("method", ["subwords", "moses_bpe", "words"])
+def test_lower_lowers_what_is_read_generated_and_scored(folder: Path, method: str) -> None:
+    for name in ("train", "valid", "test"):
+        path = folder / f"{name}.en"
+        path.write_text(path.read_text("utf-8").title(), "utf-8")
+    module = opened(folder, tokens=method, lower=True)
+    targets = [pair.target for pair in map(module.split("test").__getitem__, range(7))]
+    given = lines(folder, "test.en")[:7]
+    assert [module.detokenise(ids) for ids in targets] == [line.lower() for line in given]
+    assert [module.tokenised(ids) for ids in targets] == module.tokenised_references("test")[:7]
+    assert module.references("test")[:7] == given
+    sources = lines(folder, "test.de")
+    assert module.encode(sources) == module.encode([line.lower() for line in sources])
+
+
 def test_ids_are_those_of_fairseq(text: Path, words: Translation) -> None:
     module, folder = words, text
     counts = Counter(word for line in lines(folder, "train.en") for word in line.split())
