@@ -19,7 +19,7 @@ from datamodules.text.token_batches import TokenBatches
 from datamodules.text.translation.batches import PairCollate, SentencePairs
 from datamodules.text.translation.coder import Cutter, Method, TextCoder
 from datamodules.text.translation.dictionary import SPECIALS
-from datamodules.text.translation.files import EmptyLines, ParallelText, find_plain
+from datamodules.text.translation.files import CODES, EmptyLines, ParallelText, find_plain
 from datamodules.text.translation.job import LineJob
 from datamodules.text.translation.moses import Moses
 from datamodules.text.translation.preparation import (
@@ -138,7 +138,7 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
     def wanted(self, name: str) -> bool:
         """Whether a file of an archive is needed."""
         names = [end for language in self.languages for end in (f".{language}", f".{language}.txt")]
-        return name.startswith("code") or name.endswith(tuple(names))
+        return name in CODES or name.endswith(tuple(names))
 
     def find(self, folder: Path) -> ParallelText:
         """Find the text in a folder; a MissingDataError lists missing files."""

@@ -14,12 +14,12 @@ import numpy.typing as npt
 from datamodules.text.releases import shown_name
 from lit_probattn.base.errors import DataError, MissingDataError
 
-__all__ = ["EmptyLines", "Lines", "Pair", "ParallelText", "check_pair", "find_plain"]
+__all__ = ["CODES", "EmptyLines", "Lines", "Pair", "ParallelText", "check_pair", "find_plain"]
 
 EmptyLines = Literal["error", "drop"]
 # Split -> possible file names.
 _STEMS = {"train": ("train",), "val": ("valid", "val", "dev"), "test": ("test",)}
-_CODES = ("code", "codes", "bpe.codes")
+CODES = ("code", "codes", "bpe.codes")
 _SEGMENT = re.compile(r"<seg id[^>]*>\s*(.*?)\s*</seg>\s*$")
 _DROPPED = ("<url>", "<talkid>", "<keywords>")
 _STRIPPED = re.compile("</?(?:title|description)>")
@@ -148,7 +148,7 @@ def find_plain(title: str, folder: Path, source: str, target: str) -> ParallelTe
                 f"{title}: found {have}, but missing {stems[0]}.{source} and {stems[0]}.{target} "
                 f"in the same folder"
             )
-    codes = next((folder / name for name in _CODES if (folder / name).is_file()), None)
+    codes = next((folder / name for name in CODES if (folder / name).is_file()), None)
     dictionaries = {
         language: folder / f"dict.{language}.txt"
         for language in (source, target)

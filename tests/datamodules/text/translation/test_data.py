@@ -13,6 +13,7 @@ import pytest
 from datamodules import ToyTranslation, Translation
 from datamodules.text.translation.batches import IGNORE
 from datamodules.text.translation.dictionary import EOS, PAD, UNK
+from datamodules.text.translation.files import CODES
 from datamodules.text.translation.job import LineJob
 from lit_probattn.base.errors import DataError
 from tests.datamodules.text.translation import made
@@ -108,6 +109,19 @@ def test_archives_are_read(text: Path, words: Translation, tmp_path: Path, end: 
     assert packed.references("test") == words.references("test")
     assert packed.source_hashes.keys() == {archive.name}
     assert not list(packed.cache_dir.glob("*.partial"))
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_codes_beside_the_text_are_read_in_a_folder_and_in_its_archive(
+    folder: Path, tmp_path: Path, name: str
+) -> None:
+    (folder / name).write_text("#version: 0.2\nh o\n", "utf-8")
+    archive = tmp_path / "text.tar.gz"
+    with tarfile.open(archive, "w:gz") as file:
+        file.add(folder, arcname="inner")
+    found = [opened(place).coder.cutter for place in (folder, archive)]
+    assert [cutter.method for cutter in found] == ["moses_bpe"] * 2
+    assert found[0].codes == found[1].codes
 
 
 def test_prepared_text_with_its_codes_and_dictionaries(folder: Path, tmp_path: Path) -> None:
