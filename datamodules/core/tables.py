@@ -243,7 +243,7 @@ def _read_csv(path: Path) -> Table:
     text = read_utf8(path)
     if not text.strip():
         raise DataError(f"{path} is empty; expected a line with column names, then rows")
-    header = text.split("\n", 1)[0]
+    header = text.lstrip("\r\n").split("\n", 1)[0]
     comma = ";" if "," not in header and ";" in header else ","
     csv.field_size_limit(_LONGEST_FIELD)
     separator = "\t" if path.suffix.lower() == ".tsv" else comma
@@ -254,8 +254,8 @@ def _read_csv(path: Path) -> Table:
     spans: list[tuple[int, int]] = []  # number of lines and first line of multi-line rows
     start = 1
     try:
-        names = next(lines)
-        _check_names(path, names)
+        names = next(row for row in lines if row)  # blank lines are skipped, as between rows
+        _check_names(path, names, lines.line_num)
         start = lines.line_num + 1
         for row in lines:
             if row:
@@ -282,17 +282,21 @@ def _read_csv(path: Path) -> Table:
     return Table(path, _columns(names, rows), locations, notes=notes)
 
 
-def _check_names(path: Path, names: list[str]) -> None:
+def _check_names(path: Path, names: list[str], line: int = 1) -> None:
     """Raise a DataError for a duplicate column, or if there is only one column."""
-    doubles = sorted({name for name in names if names.count(name) > 1})
-    if doubles:
-        raise DataError(f"{path}: duplicate column {doubles[0]!r}; rename one of them")
+    _check_duplicates(path, names)
     if len(names) < 2:
         separator = "tab" if path.suffix.lower() in (".tsv", ".txt") else "comma"
         raise DataError(
-            f"{path}, line 1: only one column, {names[0]!r}; expected names separated by a "
+            f"{path}, line {line}: only one column, {names[0]!r}; expected names separated by a "
             f"{separator}"
         )
+
+
+def _check_duplicates(path: Path, names: list[str]) -> None:
+    doubles = sorted({name for name in names if names.count(name) > 1})
+    if doubles:
+        raise DataError(f"{path}: duplicate column {doubles[0]!r}; rename one of them")
 
 
 def _check_number(
@@ -373,5 +377,14 @@ def _read_parquet(path: Path) -> Table:
     except (pa.ArrowException, OSError) as error:
         text = " ".join(str(error).split())
         raise DataError(f"{path} is not a Parquet file or is corrupt: {text}") from None
-    columns = {name: table.column(name).to_pylist() for name in table.column_names}
+    _check_duplicates(path, table.column_names)
+    columns = {}
+    for name in table.column_names:
+        try:
+            columns[name] = table.column(name).to_pylist()
+        except (ValueError, OverflowError) as error:  # such as a time beyond Python's
+            raise DataError(
+                f"{path}: column {name!r} has a value that Python does not support ({error}); "
+                f"correct or remove the column"
+            ) from None
     return Table(path, columns, range(table.num_rows), "row")

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from PIL import Image
 
 from datamodules import ImageFolder, LabelledTexts, OwnSeries, OwnText
@@ -51,6 +53,18 @@ def _rows(*rows: dict[str, object]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
+def _parquet(name: str, values: object) -> Callable[[Path], str]:
+    """A table with a further column."""
+
+    def read(folder: Path) -> None:
+        columns = [["a text", "another text"], ["yes", "no"], values]
+        table = pa.table([*map(pa.array, columns)], names=["text", "label", name])
+        pq.write_table(table, folder / "mine.parquet")
+        LabelledTexts(path=str(folder / "mine.parquet")).setup()
+
+    return data_error(read)
+
+
 def _texts_cases() -> Iterator[Case]:
     case = partial(Case, "Own texts with labels (CSV, TSV, JSON lines, Parquet)")
     yield case("no path", data_error(lambda folder: LabelledTexts()))
@@ -66,6 +80,10 @@ def _texts_cases() -> Iterator[Case]:
     wrong = texts(HEADER + GOOD, text_column="reviews")
     yield case("a column that is not there", wrong)
     yield case("a column twice", texts("label,label\n" + GOOD))
+    yield case("a blank line, then one column", texts("\nreview\n" + "a text\n" * 9))
+    yield case("a column of a Parquet file twice", _parquet("label", ["yes", "no"]))
+    late = pa.array([1, 2**62], pa.timestamp("us"))
+    yield case("a time far beyond the year 9999", _parquet("when", late))
     yield case("a comma too many", texts(HEADER + GOOD + "good, but long,yes\n"))
     yield case("an empty text", texts(HEADER + GOOD + " ,yes\n"))
     yield case("an empty label", texts(HEADER + GOOD + "a text,\n"))
