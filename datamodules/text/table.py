@@ -252,8 +252,8 @@ class LabelledTexts(TextTable):
         if state_dict.get("vocabulary", now) != now:
             raise DataError(
                 f"the checkpoint was trained with another vocabulary of {self.choice.unit} than "
-                f"that of {self.files.files['train']}, so ids would denote other tokens; set path "
-                f"to the file of its training, and test_path to other texts"
+                f"that of {self.files.files['train']}, so ids would denote other tokens; use the "
+                f"files of its training, or train with tokens=bytes or these texts as test_path"
             )
 
     def must_name(self) -> dict[str, Any]:
