@@ -6,19 +6,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from torch import Tensor
 
 from lit_probattn.attention import Attention, SoftmaxAttention
 from lit_probattn.attention.layer import PROJECTIONS
+from lit_probattn.base.config_files import is_there
 from lit_probattn.base.errors import ConfigError, nan_among
+from lit_probattn.configs import attention_entry, build_attention, read_yaml
+from lit_probattn.models.per_layer import attention_entries
 from lit_probattn.training.checkpoints import save_checkpoint
 
 # State of the run that wrote the checkpoint, not of the weights.
 _DROPPED = ("loops", "callbacks", "MixedPrecision", "training")
 
 
-def find_layers(state: dict[str, Tensor]) -> list[str]:
+def find_layers(state: Mapping[str, Tensor]) -> list[str]:
     """Return the names of the attention layers in a state dict, in order.
 
     Raises:
@@ -29,6 +33,46 @@ def find_layers(state: dict[str, Tensor]) -> list[str]:
     if not names:
         raise ConfigError("the checkpoint has no attention layers (no *.query_proj.weight)")
     return names
+
+
+def own_config(checkpoint: Path) -> Path:
+    """Return the path of a checkpoint's config.yaml, assuming that it is in a run folder."""
+    return checkpoint.resolve().parent.parent / "config.yaml"
+
+
+def model_arguments(config: Path) -> dict[str, Any]:
+    """Return `model.init_args` of a configuration file."""
+    return (read_yaml(config).get("model") or {}).get("init_args") or {}
+
+
+def attention_file(checkpoint: Path) -> Path | None:
+    """Return the configuration file that defines the attention of a checkpoint, or None.
+
+    It is NAME.yaml beside NAME.ckpt, as conversions write it, or the config.yaml of its run.
+    """
+    found = filter(is_there, (checkpoint.with_suffix(".yaml"), own_config(checkpoint)))
+    return next((path for path in found if "attention" in model_arguments(path)), None)
+
+
+def configured_layers(config: Path, state: Mapping[str, Tensor], head_dim: int) -> list[Attention]:
+    """Return the distinct attention layers that a configuration defines, without weights.
+
+    Args:
+        config: configuration of the run, or attention file.
+        state: state dict of the run's checkpoint.
+        head_dim: size of the heads.
+
+    Raises:
+        ConfigError: the file defines no attention, or an invalid one.
+    """
+    names = find_layers(state)
+    entries = attention_entries(attention_entry(config))[-len(names) :]  # maybe without the default
+    width = state[f"{names[0]}.query_proj.weight".lstrip(".")].shape[1]
+    with torch.device("meta"):
+        return [
+            build_attention(entry["class_path"], entry.get("init_args") or {}, width, head_dim)
+            for entry in entries
+        ]
 
 
 def require_no_hooks(layer: Attention) -> None:

@@ -235,9 +235,11 @@ def _deviation(key: Tensor, moment: Tensor | None, centre: Tensor) -> Tensor:
     return ((key @ spread) * key).sum(-1).clamp_min(0.0).mean().sqrt()
 
 
-def check_layer(old: SoftmaxAttention) -> None:
+def check_layer(old: Attention) -> None:
     """Raise a ValueError unless the layer is plain softmax self-attention."""
     require_no_hooks(old)
+    if not isinstance(old, SoftmaxAttention):
+        raise ValueError(f"only SoftmaxAttention can be converted, received {type(old).__name__}")
     if old.core.score != "dot" or old.num_kv_heads != old.num_heads or old.rotary is not None:
         raise ValueError(
             "only softmax layers with score=dot, num_kv_heads=num_heads and no rotary positions "

@@ -42,13 +42,15 @@ from lit_probattn.base.config_files import is_there
 from lit_probattn.base.errors import ConfigError, reports
 from lit_probattn.configs import read_yaml
 from lit_probattn.convert.files import (
+    attention_file,
     check_output,
+    configured_layers,
     find_layers,
+    own_config,
     put_layers,
-    require_no_hooks,
     write,
 )
-from lit_probattn.convert.layer import LayerInputs, Mixture
+from lit_probattn.convert.layer import LayerInputs, Mixture, check_layer
 from lit_probattn.convert.model import (
     Target,
     compare_models,
@@ -130,9 +132,12 @@ def convert_checkpoint(options: argparse.Namespace) -> list[str]:
     state = checkpoint.get("state_dict", {})
     run = None if options.weights_only else open_run(options)
     old = [] if run is None else list(run.layers.values())
-    for layer in old:
-        require_no_hooks(layer)
     head_dim = _head_size(options, {layer.head_dim for layer in old}, checkpoint)
+    if run is None:
+        config = options.config or attention_file(options.checkpoint)
+        old = [] if config is None else configured_layers(config, state, head_dim)
+    for layer in old:
+        _check(layer)
     batches: list[Any] = []
     inputs: dict[str, LayerInputs] = {}
     if run is not None:
@@ -167,6 +172,14 @@ def convert_checkpoint(options: argparse.Namespace) -> list[str]:
     return [*lines, done]
 
 
+def _check(layer: Attention) -> None:
+    """Raise a ConfigError unless a layer can be converted; the weights alone do not tell."""
+    try:
+        check_layer(layer)
+    except ValueError as error:
+        raise ConfigError(f"attention of the run: {error}") from error
+
+
 def _head_size(options: argparse.Namespace, sizes: set[int], checkpoint: dict[str, Any]) -> int:
     """Return the size of the old heads, from the layers, the checkpoint, the run or the flag.
 
@@ -188,11 +201,6 @@ def _head_size(options: argparse.Namespace, sizes: set[int], checkpoint: dict[st
     if head_dim is None:
         raise ConfigError("unknown head size: pass --head_dim or the run's --config")
     return int(head_dim)
-
-
-def own_config(checkpoint: Path) -> Path:
-    """Return the path of a checkpoint's config.yaml, assuming that it is in a run folder."""
-    return checkpoint.resolve().parent.parent / "config.yaml"
 
 
 def open_run(options: argparse.Namespace) -> Trained:

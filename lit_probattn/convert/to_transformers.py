@@ -21,10 +21,9 @@ from torch import Tensor
 from lit_probattn.attention import Attention, SoftmaxAttention
 from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.base.arguments import Parser
-from lit_probattn.base.config_files import is_there
 from lit_probattn.base.errors import ConfigError, reports
 from lit_probattn.configs import attention_entry, build_attention
-from lit_probattn.convert.files import find_layers
+from lit_probattn.convert.files import attention_file, find_layers
 from lit_probattn.convert.from_transformers import ACTIVATIONS, first_row
 from lit_probattn.convert.transformers_files import write_model
 from lit_probattn.convert.transformers_names import FAMILIES, Family, Layout, Part, require_names
@@ -205,12 +204,11 @@ def _attention_of(
     checkpoint: Path, given: Path | None, state: Mapping[str, Tensor], sizes: Mapping[str, Any]
 ) -> Attention:
     """Return an attention layer like the checkpoint's, from its configuration."""
-    sibling, own = checkpoint.with_suffix(".yaml"), checkpoint.resolve().parent.parent
-    candidates = [given] if given else [sibling, own / "config.yaml"]
-    found = next(filter(is_there, candidates), None)
+    found = given or attention_file(checkpoint)
     if found is None:
         raise ConfigError(
-            f"configuration not found: {candidates[0]}, which defines the attention; pass --config"
+            f"configuration not found: {checkpoint.with_suffix('.yaml')}, which defines the "
+            "attention; pass --config"
         )
     entry = attention_entry(found)
     width, head_dim = state["tokens.weight"].shape[1], sizes["head_dim"]

@@ -13,10 +13,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lit_probattn.attention import SoftmaxAttention
+from lit_probattn.attention import Attention, SoftmaxAttention
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.convert.files import (
+    attention_file,
     check_output,
+    configured_layers,
     find_layers,
     put_layers,
     require_no_hooks,
@@ -58,12 +60,7 @@ def embed_into_head_size(
     Raises:
         ValueError: other scores or rotary positions, or `head_dim` is too small.
     """
-    require_no_hooks(layer)
-    if layer.core.score != "dot" or layer.rotary is not None:
-        raise ValueError(
-            "only dot-product softmax attention without rotary positions can be widened, received "
-            f"score={layer.core.score}, rotary {'on' if layer.rotary is not None else 'off'}"
-        )
+    _check(layer)
     smallest = max(layer.head_dim, layer.value_head_dim)
     if head_dim < smallest:
         raise ValueError(f"head_dim must be at least {smallest}, received {head_dim}")
@@ -102,6 +99,18 @@ def embed_into_head_size(
     return wide.train(layer.training)
 
 
+def _check(layer: Attention) -> None:
+    """Raise a ValueError unless the layer is softmax attention that can be widened."""
+    require_no_hooks(layer)
+    if not isinstance(layer, SoftmaxAttention):
+        raise ValueError(f"only SoftmaxAttention can be widened, received {type(layer).__name__}")
+    if layer.core.score != "dot" or layer.rotary is not None:
+        raise ValueError(
+            "only dot-product softmax attention without rotary positions can be widened, received "
+            f"score={layer.core.score}, rotary {'on' if layer.rotary is not None else 'off'}"
+        )
+
+
 # ---- command -----------------------------------------------------------------------------------
 
 
@@ -121,13 +130,17 @@ def run(options: argparse.Namespace) -> None:
         ConfigError: the checkpoint or the sizes are invalid.
     """
     check_output(options.output)
-    checkpoint = load_checkpoint(find_file(options.checkpoint))
+    path = find_file(options.checkpoint)
+    checkpoint = load_checkpoint(path)
     parameters = dict(checkpoint.get("hyper_parameters", {}))
     head_dim = parameters.get("head_dim")
     if head_dim is None:
         raise ConfigError(f"{options.checkpoint}: the checkpoint stores no head_dim")
     state, size, std = checkpoint.get("state_dict", {}), options.head_dim, options.padding_std
+    config_file = attention_file(path)
     try:
+        for layer in [] if config_file is None else configured_layers(config_file, state, head_dim):
+            _check(layer)  # the weights alone do not tell
         layers = {
             name: embed_into_head_size(
                 restore_layer(state, name, head_dim), size, padding_std=std, seed=number

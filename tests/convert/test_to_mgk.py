@@ -9,7 +9,8 @@ import pytest
 import torch
 import yaml
 
-from lit_probattn.attention import FiSHAttention, MGKAttention, SoftmaxAttention
+from lit_probattn import attention as variants
+from lit_probattn.attention import FiSHAttention, MGKAttention
 from lit_probattn.convert import files
 from lit_probattn.convert.to_mgk import main
 from lit_probattn.tasks import SequenceClassifier
@@ -23,7 +24,7 @@ SIZES = {"embed_dim": 11, "head_dim": E, "num_layers": 2, "mlp_dim": 13}
 
 def make_run(folder, attention="SoftmaxAttention", **arguments):
     """Write a run folder with a configuration and a checkpoint of fresh weights."""
-    kind = {"SoftmaxAttention": SoftmaxAttention, "MGKAttention": MGKAttention}[attention]
+    kind = getattr(variants, attention)
     arguments = {"num_heads": H, **arguments}
     task = SequenceClassifier(
         lambda c, head_dim: kind(c, head_dim=head_dim, **arguments),
@@ -130,11 +131,14 @@ def test_command_names_what_is_wrong(tmp_path, capsys):
     no_numbers = torch.load(checkpoint)
     no_numbers["state_dict"]["model.encoder.blocks.0.attention.key_proj.bias"][1] = torch.nan
     torch.save(no_numbers, tmp_path / "nan.ckpt")
-    alone, sized = tmp_path / "alone.ckpt", tmp_path / "sized.ckpt"
+    alone, unknown = tmp_path / "alone.ckpt", tmp_path / "unknown.ckpt"
     alone.write_bytes(checkpoint.read_bytes())
+    unknown.write_bytes(mixture.read_bytes())
+    sized = tmp_path / "sized.ckpt"
     torch.save({**torch.load(checkpoint), "hyper_parameters": {"head_dim": E}}, sized)
     cases = [
-        ([mixture, out], "it also has core.prior.value"),
+        ([mixture, out], "MGKAttention"),
+        ([unknown, out, "--weights_only", "--head_dim", E], "it also has core.prior.value"),
         ([damaged, out], "is corrupt"),
         ([tmp_path / "nan.ckpt", out], "attention.key_proj.bias contains NaN in 1 of 12"),
         ([alone, out, "--weights_only", "--head_dim", "5"], "a multiple of head_dim=5"),
@@ -151,6 +155,42 @@ def test_command_names_what_is_wrong(tmp_path, capsys):
     (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(broken))
     assert main([str(checkpoint), str(out)]) == 2
     assert "datamodules.Nothing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [[], ["--weights_only", "--head_dim", str(E)]], ids=len)
+@pytest.mark.parametrize(
+    ("attention", "options", "word"),
+    [
+        ("SoftmaxAttention", {"score": "gaussian"}, "score=gaussian"),
+        ("SoftmaxAttention", {"rotary_dim": 2}, "rotary"),
+        ("PolynomialAttention", {}, "PolynomialAttention"),
+        ("LinearAttention", {}, "LinearAttention"),
+    ],
+)
+def test_other_attention_with_the_same_parameters_is_refused(
+    tmp_path, capsys, attention, options, word, flags
+):
+    """The weights alone do not tell it from dot-product softmax attention."""
+    _, checkpoint = make_run(tmp_path / "run", attention, **options)
+    out = tmp_path / "mgk.ckpt"
+    assert main([str(checkpoint), str(out), *flags]) == 2
+    assert word in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_other_attention_of_one_layer_is_refused(tmp_path, capsys):
+    _, checkpoint = make_run(tmp_path / "run")
+    path = tmp_path / "run" / "config.yaml"
+    config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    arguments = config["model"]["init_args"]
+    arguments["attention"] = {
+        "default": arguments["attention"],
+        "layers": {1: {"score": "gaussian"}},
+    }
+    path.write_text(yaml.safe_dump(config))
+    out = tmp_path / "mgk.ckpt"
+    assert main([str(checkpoint), str(out), "--weights_only", "--head_dim", str(E)]) == 2
+    assert "score=gaussian" in capsys.readouterr().err
 
 
 def test_series_are_converted(tmp_path, capsys):

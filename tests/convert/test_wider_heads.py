@@ -133,6 +133,24 @@ def test_a_checkpoint_keeps_its_loss(tmp_path, capsys):
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("attention", "options", "word"),
+    [
+        ("LinearAttention", {}, "LinearAttention"),
+        ("SoftmaxAttention", {"score": "gaussian"}, "score=gaussian"),
+    ],
+)
+def test_a_checkpoint_of_other_attention_is_refused(tmp_path, capsys, attention, options, word):
+    source = made.checkpoint(tmp_path, "text", attention, num_heads=2, **options)
+    content = load_checkpoint(source)
+    content["hyper_parameters"]["head_dim"] = 8
+    save_checkpoint(content, source)
+    wide = tmp_path / "wide.ckpt"
+    assert main(["embed", str(source), str(wide), "--head_dim", "16"]) == 2
+    assert word in capsys.readouterr().err
+    assert not wide.exists()
+
+
 # ---- strictness --------------------------------------------------------------------------------
 
 
