@@ -80,7 +80,7 @@ def prepared(model: nn.Module) -> Iterator[Prepared]:
 def find_sites(
     model: nn.Module, run: Example, written_out: bool, needs_weights: bool
 ) -> tuple[list[Site], dict[str, str]]:
-    """Return the attention calls of one run, and softmaxes without known products, by module.
+    """Return the attention calls of one run, and softmaxes that are not over keys, by module.
 
     Args:
         model: the model.
@@ -216,7 +216,7 @@ def plan_sites(
         settings: variant and options.
         layers: names or patterns of modules to swap. None means all.
         keep: names or patterns of modules to leave unchanged.
-        unfollowed: modules with a softmax without known products, and its location.
+        unfollowed: modules with a softmax that is not over keys, and its location.
 
     Raises:
         ValueError: a module cannot be swapped; the message names all of them with the reason.
@@ -240,8 +240,8 @@ def plan_sites(
         if name in there:
             say(name, "it is swapped already: it is one of our layers")
         else:
-            say(name, f"its softmax is written out ({where}), but its input is not a product of "
-                "queries and keys: list the layer in keep")  # fmt: skip
+            say(name, f"its softmax is written out ({where}), but it is not over the keys of a "
+                "product of queries and keys: list the layer in keep")  # fmt: skip
     for site in chosen:
         try:
             _check(model, site, [*kept, *there], settings.keys_per_head > 1)

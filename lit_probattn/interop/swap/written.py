@@ -33,6 +33,17 @@ _CHANGES = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "
 _CHANGES |= {"__imod__", "__ipow__", "__iand__", "__ior__", "__ixor__"}
 
 
+def in_order(args: Any, kwargs: Any) -> tuple[Any, ...]:
+    """Return positional arguments, then the tensors that are given by name."""
+    return (*args, *(kwargs[name] for name in ("input", "other", "mat2") if name in kwargs))
+
+
+def over_keys(args: tuple[Any, ...], kwargs: Any) -> bool:
+    """Whether the arguments of a softmax, in order, select the last axis."""
+    axis = args[1] if len(args) > 1 else kwargs.get("dim")
+    return axis in (-1, args[0].dim() - 1)
+
+
 def _is_in_place(func: Any, kwargs: Any) -> bool:
     """Whether a function changes one of its arguments."""
     name = getattr(func, "__name__", "")
@@ -79,6 +90,7 @@ class Products:
     def follow(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Record the result of a function."""
         made: Product | None = None
+        args = in_order(args, kwargs)
         if func in _PRODUCTS:
             if args[0].dim() > 2 and len(args) > 1 and args[1].dim() > 2:
                 made = Product(args[0], args[1])
@@ -117,8 +129,9 @@ class Products:
         number = float(other)
         return replace(found, factor=found.factor * (1 / number if divides else number))
 
-    def values_of(self, func: Any, args: Any) -> tuple[Any, Tensor | None]:
+    def values_of(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Tensor | None]:
         """Return the site whose weights a function multiplies with values, and the values."""
+        args = in_order(args, kwargs)
         first = self.maps.get(id(args[0]), (None, None))[1] if args else None
         if first is None or func not in _PRODUCTS:
             return None, None
@@ -150,10 +163,11 @@ class AttendingInWriting(Attending):
     def other(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Follow products; at their softmax, return the attention weights of the next core."""
         if func in SOFTMAX:
-            heads = self.products.heads(args[0])
+            given = in_order(args, kwargs)
+            heads = self.products.heads(given[0]) if over_keys(given, kwargs) else None
             if heads is not None:
-                maps = self.maps(self.next_call(), args[0], *heads)
-                return maps.to(kwargs.get("dtype") or args[0].dtype)
+                maps = self.maps(self.next_call(), given[0], *heads)
+                return maps.to(kwargs.get("dtype") or given[0].dtype)
         out = func(*args, **kwargs)
         self.products.follow(func, args, kwargs, out)
         if id(out) not in self.products.known:  # the core computes scores of other components

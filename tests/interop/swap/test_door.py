@@ -222,6 +222,53 @@ def test_an_adapter_around_a_projection_is_refused():
         lit_probattn.swap(model, example=torch.randn(2, 3, 24))
 
 
+class Written(nn.Module):
+    """Attention in separate operations; `weights` is how it computes its map."""
+
+    def __init__(self, weights):
+        super().__init__()
+        self.qkv, self.out, self.weights = nn.Linear(24, 72), nn.Linear(24, 24), weights
+
+    def forward(self, x):
+        query, key, value = self.qkv(x).unflatten(-1, (3, 4, 6)).permute(2, 0, 3, 1, 4)
+        return self.out((self.weights(query, key) @ value).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        lambda q, k: torch.softmax(q @ k.mT, 2),
+        lambda q, k: nn.Softmax(dim=1)(q @ k.mT),
+        lambda q, k: (q @ k.mT).softmax(dim=-2),
+    ],
+)
+def test_a_softmax_over_another_axis_than_keys_is_refused(weights):
+    """Slot attention, for example, normalises over queries."""
+    model = nn.Sequential(Written(weights), nn.TransformerEncoderLayer(24, 4, batch_first=True))
+    options = {"example": torch.randn(2, 5, 24), "written_out": True}
+    with pytest.raises(ValueError, match=r"^1 of 2 .*\n.*0 \(Written\): .*keep"):
+        lit_probattn.swap(model, **options)
+    _, report = lit_probattn.swap(model, keep=["0"], **options)
+    assert [layer.name for layer in report.swapped] == ["1.self_attn"]
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        lambda q, k: torch.matmul(input=q, other=k.mT).softmax(-1),
+        lambda q, k: nn.functional.softmax(input=torch.matmul(q, other=k.mT), dim=-1),
+        lambda q, k: torch.softmax(torch.mul(q @ k.mT, other=6**-0.5), 3),
+        lambda q, k: torch.softmax(torch.add(input=q @ k.mT, other=1.0), dim=3),
+    ],
+)
+def test_keywords_of_functions_are_followed(weights):
+    torch.manual_seed(0)
+    model, x = Written(weights), torch.randn(2, 5, 24)
+    new, report = swapped(model, "softmax", example=x, written_out=True)
+    assert [layer.swapped for layer in report.layers] == [True]
+    torch.testing.assert_close(new(x), model(x))
+
+
 # ---------------------------------------------------------------------- the report
 def test_the_report_counts_what_is_there():
     torch.manual_seed(0)

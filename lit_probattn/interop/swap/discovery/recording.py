@@ -24,7 +24,7 @@ from lit_probattn.interop.swap.cores import heads_of
 from lit_probattn.interop.swap.discovery.projections import find_makers, reader_in
 from lit_probattn.interop.swap.discovery.sites import Rows, Site, Way
 from lit_probattn.interop.swap.taking import SDPA, Seeing, as_heads, heads_and_masks
-from lit_probattn.interop.swap.written import SOFTMAX, Products
+from lit_probattn.interop.swap.written import SOFTMAX, Products, in_order, over_keys
 
 # Modules that are part of a computation and do not own attention.
 _PARTS = ("torch.nn.modules.activation", "torch.nn.modules.dropout", "torch.nn.modules.linear")
@@ -47,7 +47,7 @@ class Recorder(Seeing):
         self.stack: list[nn.Module] = []
         self.calls: dict[int, int] = {}
         self.sites: dict[tuple[str, int], Site] = {}
-        self.written: dict[str, str] = {}  # softmaxes without known products, by module
+        self.written: dict[str, str] = {}  # softmaxes that are not over keys, by module
         self.products: dict[int, Products] = {}
         self.last: Site | None = None
         self.readers: dict[tuple[str, int], dict[Rows, nn.Module]] = {}
@@ -137,16 +137,17 @@ class Recorder(Seeing):
             self.note_reader(func, args, kwargs)
         out = func(*args, **kwargs)
         products = self.products.setdefault(id(owner), Products())
-        if func in SOFTMAX and args[0].dim() > 2:
-            heads = products.heads(args[0])
+        given = in_order(args, kwargs)
+        if func in SOFTMAX and given[0].dim() > 2:
+            heads = products.heads(given[0]) if over_keys(given, kwargs) else None
             if heads is not None:
                 query, key, _ = heads
                 site = self.note(owner, "written", (query, key, key), {}, None)
                 products.maps[id(out)] = out, site
-            elif args[0].dim() == 4:
+            elif given[0].dim() == 4:
                 self.written.setdefault(self.names[id(owner)], caller())
             return out
-        site, value = products.values_of(func, args)
+        site, value = products.values_of(func, args, kwargs)
         if site is None or value is None:
             products.follow(func, args, kwargs, out)
             return out
