@@ -312,6 +312,11 @@ def _check(model: nn.Module, site: Site, others: Sequence[str], changes_weights:
         check_holders(model, site, site.made)
     if site.refusal:
         raise UnsupportedError(site.refusal)
+    if site.way != "interface" and "forward" in vars(site.module):
+        raise UnsupportedError(
+            "its forward is replaced in the object, so that a swap would have no effect: delete "
+            "the attribute, swap, and replace it again"
+        )
     if hasattr(site.module, "cores"):
         raise UnsupportedError("it already has an attribute `cores`")
     if site.way != "interface":

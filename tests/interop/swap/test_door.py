@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import math
 import re
@@ -220,6 +221,17 @@ def test_an_adapter_around_a_projection_is_refused():
     model[0].qkv = Adapter(24, 72)
     with pytest.raises(ValueError, match=r"qkv is Adapter, expected torch\.nn\.Linear"):
         lit_probattn.swap(model, example=torch.randn(2, 3, 24))
+
+
+@pytest.mark.parametrize("has_example", [False, True])
+def test_a_replaced_forward_is_refused(has_example):
+    """It would run instead of the swapped class's, and the swap would change nothing."""
+    model, x = model_of(), torch.randn(2, 3, 24).double()
+    model["two"].forward = functools.partial(type(model["two"]).forward, model["two"])
+    options = {"example": lambda m: m["two"](x, x, x)} if has_example else {}
+    with pytest.raises(ValueError, match=r"two \(MultiheadAttention\): .*forward.*replaced"):
+        lit_probattn.swap(model, "smgk", **options)
+    assert type(model["two"]) is nn.MultiheadAttention
 
 
 class Written(nn.Module):
