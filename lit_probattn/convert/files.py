@@ -134,8 +134,10 @@ def check_output(output: Path) -> Path:
     """Return the path of the configuration file for a new checkpoint.
 
     Raises:
-        ConfigError: the checkpoint or the configuration file exists.
+        ConfigError: the path is no name of a checkpoint, or a file exists.
     """
+    if not output.name or output.suffix == ".yaml":  # the configuration file has that name
+        raise ConfigError(f"output must be NAME.ckpt, received {output}")
     config_file = output.with_suffix(".yaml")
     for path in (output, config_file):
         if path.exists():

@@ -145,6 +145,9 @@ def test_command_names_what_is_wrong(tmp_path, capsys):
         ([checkpoint, out, "--weights_only", "--head_dim", "6"], "--head_dim 6 differs from 3 of"),
         ([sized, out, "--weights_only", "--head_dim", "6"], "--head_dim 6 differs from 3 of"),
         ([checkpoint, out, "--head_dim", "6"], "--head_dim 6 differs from 3 of"),
+        ([checkpoint, tmp_path / "mgk.yaml"], "NAME.ckpt"),
+        ([checkpoint, ""], "NAME.ckpt"),
+        ([checkpoint, "/"], "NAME.ckpt"),
     ]
     for command, message in cases:
         assert main([str(part) for part in command]) == 2, message
