@@ -14,7 +14,8 @@ restores them and removes them gradually over the first STEPS steps of training.
 
 With the run's config.yaml (from the run folder, or --config), batches of its data pass through
 the model, and the inputs of the layers determine head groups, factors, priors and value maps.
-With --weights_only, only the weights are used, and --head_dim is required.
+With --weights_only, no data are read. The configuration, if there is one (NAME.yaml beside
+NAME.ckpt counts), sets head size and dropout; without it, pass --head_dim.
 
 `--to safetensors` writes the weights of any checkpoint unchanged. Other conversions have their own
 --help: `convert from_transformers FOLDER OUT.ckpt` reads BERT or RoBERTa, `convert to_transformers
@@ -40,12 +41,12 @@ from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.base.arguments import Parser
 from lit_probattn.base.config_files import is_there
 from lit_probattn.base.errors import ConfigError, reports
-from lit_probattn.configs import read_yaml
 from lit_probattn.convert.files import (
     attention_file,
     check_output,
     configured_layers,
     find_layers,
+    model_arguments,
     own_config,
     put_layers,
     write,
@@ -132,10 +133,10 @@ def convert_checkpoint(options: argparse.Namespace) -> list[str]:
     state = checkpoint.get("state_dict", {})
     run = None if options.weights_only else open_run(options)
     old = [] if run is None else list(run.layers.values())
-    head_dim = _head_size(options, {layer.head_dim for layer in old}, checkpoint)
-    if run is None:
-        config = options.config or attention_file(options.checkpoint)
-        old = [] if config is None else configured_layers(config, state, head_dim)
+    config_file = options.config or attention_file(options.checkpoint) if run is None else None
+    head_dim = _head_size(options, {layer.head_dim for layer in old}, checkpoint, config_file)
+    if config_file is not None:
+        old = configured_layers(config_file, state, head_dim)
     for layer in old:
         _check(layer)
     batches: list[Any] = []
@@ -180,19 +181,28 @@ def _check(layer: Attention) -> None:
         raise ConfigError(f"attention of the run: {error}") from error
 
 
-def _head_size(options: argparse.Namespace, sizes: set[int], checkpoint: dict[str, Any]) -> int:
-    """Return the size of the old heads, from the layers, the checkpoint, the run or the flag.
+def _head_size(
+    options: argparse.Namespace,
+    sizes: set[int],
+    checkpoint: dict[str, Any],
+    config: Path | None,
+) -> int:
+    """Return the size of the old heads.
+
+    Args:
+        options: of the command; a flag may tell the size.
+        sizes: sizes in the run's layers, if it was opened.
+        checkpoint: may store the size.
+        config: configuration of a checkpoint without data, if there is one.
 
     Raises:
         ConfigError: the size is unknown, or the flag contradicts it.
     """
     known: dict[Any, Any] = {"the run": sizes.pop()} if len(sizes) == 1 else {}
     known[options.checkpoint] = checkpoint.get("hyper_parameters", {}).get("head_dim")
+    if config is not None:
+        known[config] = model_arguments(config).get("head_dim")
     head_dim = options.head_dim or next(filter(None, known.values()), None)
-    config = own_config(options.checkpoint)
-    if options.weights_only and config.is_file():
-        model = read_yaml(config).get("model") or {}
-        known[config] = (model.get("init_args") or {}).get("head_dim")
     for place, size in known.items():
         if size is not None and options.head_dim not in (None, size):
             raise ConfigError(

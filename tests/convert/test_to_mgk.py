@@ -111,15 +111,32 @@ def test_command_converts_prints_and_stores_the_error(tmp_path, capsys):
 
 def test_command_without_data(tmp_path, capsys):
     _, checkpoint = make_run(tmp_path / "run", bias=False)
+    checkpoint = checkpoint.rename(tmp_path / "alone.ckpt")
     out = tmp_path / "mgk.ckpt"
     command = [str(checkpoint), str(out), "--weights_only", "--num_components", "4"]
     assert main(command) == 2
-    assert "pass --head_dim or the run's --config" in capsys.readouterr().err
+    assert "--head_dim" in capsys.readouterr().err
     assert main([*command, "--head_dim", str(E), "--value_head_dim", "5"]) == 0
     assert "not measured (no inputs)" in capsys.readouterr().out
     new, _ = load_converted(out)
     attention = new.model.encoder.blocks[1].attention
     assert (attention.num_heads, attention.value_head_dim, attention.use_bias) == (1, 5, False)
+
+
+@pytest.mark.parametrize("place", ["run", "--config", "beside"])
+def test_the_configuration_tells_head_size_and_dropout_without_data(tmp_path, place):
+    _, checkpoint = make_run(tmp_path / "run", dropout=0.2)
+    config, flags = tmp_path / "run" / "config.yaml", []
+    if place != "run":
+        checkpoint = checkpoint.rename(tmp_path / "alone.ckpt")
+        flags = ["--config", str(config)] if place == "--config" else []
+    if place == "beside":
+        config.rename(checkpoint.with_suffix(".yaml"))
+    out = tmp_path / "mgk.ckpt"
+    assert main([str(checkpoint), str(out), "--weights_only", *flags]) == 0
+    new, _ = load_converted(out)
+    attention = new.model.encoder.blocks[0].attention
+    assert (attention.head_dim, attention.dropout) == (E, 0.2)
 
 
 def test_command_names_what_is_wrong(tmp_path, capsys):
