@@ -15,7 +15,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -286,6 +286,32 @@ class PackedCache:
         if name in ("cache", "num_heads"):  # missing while a copy is created
             raise AttributeError(name)
         return getattr(self.cache, name)
+
+
+def keep_function(module: Any) -> None:
+    """Make a swapped layer raise if its attention function is changed."""
+    if hasattr(module, "config"):
+        name = module.config._attn_implementation
+        module.register_forward_pre_hook(partial(check_function, name))
+
+
+def check_function(name: str, module: Any, args: Any) -> None:
+    """Raise if transformers would not call the cores of a layer; a pre-forward hook.
+
+    Args:
+        name: name of the attention function at the swap.
+        module: the layer.
+        args: arguments of its forward.
+
+    Raises:
+        RuntimeError: its configuration names a function of the library.
+    """
+    now = module.config._attn_implementation
+    if now not in (NAME, EAGER):
+        raise RuntimeError(
+            f"the attention function was set to {now!r} after the swap, which would ignore the "
+            f"swap: call model.set_attn_implementation({name!r})"
+        )
 
 
 def keep_tokens(module: Any, args: Any, kwargs: dict[str, Any]) -> None:

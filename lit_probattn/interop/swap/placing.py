@@ -20,7 +20,13 @@ from lit_probattn.interop.swap.discovery.example import Example
 from lit_probattn.interop.swap.discovery.projections import check_holders
 from lit_probattn.interop.swap.discovery.recording import recording
 from lit_probattn.interop.swap.discovery.sites import Rows, Site
-from lit_probattn.interop.swap.interface import InterfaceCores, keep_tokens, pack_cache, use_in
+from lit_probattn.interop.swap.interface import (
+    InterfaceCores,
+    keep_function,
+    keep_tokens,
+    pack_cache,
+    use_in,
+)
 from lit_probattn.interop.swap.plan import choose_layers, refuse, refuse_what_is_lost
 from lit_probattn.interop.swap.recipe import RecipeLayer
 from lit_probattn.interop.swap.report import LayerReport
@@ -362,6 +368,7 @@ def place(model: nn.Module, placing: Placing) -> None:
             cores.train(holder.training)
             if cores.mode is None:
                 holder.cores = cores
+                keep_function(holder)
             else:
                 give_cores(holder, cores)
     for module in model.modules():

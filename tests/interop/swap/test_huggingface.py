@@ -7,6 +7,7 @@ import fnmatch
 import itertools
 import json
 import os
+import pickle
 import sys
 import types
 
@@ -225,6 +226,21 @@ def test_maps_are_returned_where_they_are_asked_for():
     for before, after in zip(*maps, strict=True):
         real = mask[:, None, :, None].bool().expand_as(before)
         torch.testing.assert_close(after[real], before[real], **TIGHT)
+
+
+@pytest.mark.parametrize("other", ["eager", "sdpa"])
+def test_another_attention_function_after_a_swap_is_refused(other):
+    """It would compute the attention of before the swap, with the weights of after it."""
+    model, call = case("BERT")
+    new, _ = swapped(model, "smgk", example=call)
+    expected = call(new)
+    new.set_attn_implementation(other)
+    with pytest.raises(RuntimeError, match=f"{other}.*{NAME}"):
+        call(new)
+    with pytest.raises(RuntimeError, match=other):
+        call(pickle.loads(pickle.dumps(new)))
+    new.set_attn_implementation(NAME)
+    torch.testing.assert_close(call(new), expected)
 
 
 PACKED = (5, 1, 8, 4)  # lengths of the documents of one row
