@@ -16,6 +16,7 @@ from lit_probattn.attention.packing import (
     refuse_beside_documents,
     scatter,
 )
+from lit_probattn.functional.call import check_heads
 
 Form = TypeVar("Form", bound=Callable[..., Tensor])
 
@@ -52,6 +53,7 @@ def takes_documents(*per_key: str, has_scores: bool = True) -> Callable[[Form], 
             named |= dict(zip(("dropout_p", "is_causal"), after, strict=False))
             if not isinstance(key, Tensor):
                 key = torch.stack(tuple(key), 2)
+            check_heads(query, key, value)
             batch_size = query.shape[0]
             packing.check(batch_size, query.shape[2], value.shape[2])
             rng = named.pop("rng", None)
@@ -69,8 +71,10 @@ def takes_documents(*per_key: str, has_scores: bool = True) -> Callable[[Form], 
                         **{**named, **own},
                     )
                 )
-            if not parts:
-                return value.new_zeros(*value.shape[:2], query.shape[2], value.shape[3])
+            if not parts:  # no document has queries and keys
+                own = {n: _first(named[n], 0) for n in per_key if n in named}
+                none = key[..., :0, :], value[:, :, :0]
+                return form(query, *none, *before, **{**named, **own})
             return scatter(parts, groups, batch_size)
 
         return run  # type: ignore[return-value]

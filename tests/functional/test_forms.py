@@ -207,6 +207,7 @@ def whole(count):
 
 
 P = torch.ones(H, G)
+ROWS = torch.tensor([0, N, 2 * N])  # a document is a row
 
 
 @pytest.mark.parametrize(
@@ -242,6 +243,18 @@ P = torch.ones(H, G)
         (
             lambda: LF.linear_attention(*heads_of(6, 6, 6), torch.zeros(N, N)),
             "no scores before a softmax to add a bias to",
+        ),
+        (
+            lambda: LF.softmax_attention(
+                *heads_of(6), torch.zeros(B, 6, N + 2, E), *heads_of(6), cu_seqlens=ROWS
+            ),
+            "key has 13 positions and value 11",
+        ),
+        (
+            lambda: LF.softmax_attention(
+                *heads_of(6), torch.zeros(B + 1, 6, N, E), *heads_of(6), cu_seqlens=ROWS
+            ),
+            "batch sizes 2, 3 and 2",
         ),
         (lambda: LF.softmax_attention(*whole(3)), "query has dtype torch.int64"),
         (lambda: LF.linear_attention(*heads_of(6, 6), *whole(1)), "value has dtype torch.int64"),

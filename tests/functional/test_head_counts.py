@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import pytest
 import torch
 
+from lit_probattn import functional as LF
 from lit_probattn.attention.core import HeadLayout
 from lit_probattn.attention.linear.mlk import MLKCore, MLKOptions
 from lit_probattn.attention.mgk.core import MGKCore
@@ -15,6 +17,7 @@ from lit_probattn.interop.swap.core import head_call
 from tests.attention.variants import EMBED, examples, layers
 
 CASES = {**layers(), **examples()}
+MIX = torch.ones(4, 2)
 
 
 def wrong(name, tensor):
@@ -64,3 +67,26 @@ def test_components_and_the_layout_of_a_core_agree(shifted):
     for core, options in ((MGKCore, MGKOptions), (MLKCore, MLKOptions)):
         with pytest.raises(ValueError, match="keys_per_head"):
             core(layout, options=options(num_components=2, shifted_keys=shifted))
+
+
+@pytest.mark.parametrize("lengths", [(0, 0), (5, 0), (0, 5)], ids=str)
+@pytest.mark.parametrize(
+    ("attend", "heads"),
+    [
+        (functools.partial(LF.softmax_attention, enable_gqa=True), (4, 2, 2)),
+        (lambda *given, **named: LF.fish_attention(*given, MIX, **named), (2, 2, 4)),
+        (lambda *given, **named: LF.linear_fish_attention(*given, MIX, **named), (4, 2, 2)),
+        (functools.partial(LF.mgk_attention, key_shift=torch.ones(3, 8)), (4, 4, 4)),
+        (functools.partial(LF.linear_attention, enable_gqa=True), (4, 2, 2)),
+    ],
+)
+def test_packed_calls_without_tokens_have_the_heads_of_others(attend, heads, lengths):
+    queries, keys = lengths
+    query, key, value = (
+        torch.randn(1, count, length, 8)
+        for count, length in zip(heads, (queries, keys, keys), strict=True)
+    )
+    bounds = [torch.tensor([0, length, length]) for length in lengths]
+    packed = {"cu_seqlens": bounds[0], "cu_seqlens_k": bounds[1]}
+    found = attend(query, key, value, **packed)
+    assert torch.equal(found, torch.zeros(1, 4, queries, 8))
