@@ -137,6 +137,7 @@ def make_call(
         is_causal=is_causal,
         bias=None if bias is None else bias.to(query.dtype),
     )
+    key, value = key.to(query.dtype), value.to(query.dtype)  # which differ only under autocast
     call = HeadCall(query, key, value, masks, scale=common.scale, rng=common.rng)
     return with_dropout(call, common.dropout_p)
 

@@ -19,7 +19,7 @@ from lit_probattn.attention import (
     MLKAttention,
     SoftmaxAttention,
 )
-from tests.functional.checks import E_V, B, E, H, N, check_form, double
+from tests.functional.checks import E_V, KEY, B, C, E, H, N, check_form, double
 
 G, K = 2, 3
 CLOSE = {"rtol": 0.0, "atol": 1e-12}
@@ -196,6 +196,22 @@ def test_a_fresh_draw_follows_torchs_generator():
     assert torch.equal(drawn(1), drawn(1))
     assert not torch.equal(drawn(1), drawn(2))
     assert LF.random_features(E).shape == (math.ceil(E * math.log(E)), E)
+
+
+@pytest.mark.parametrize("name", ["softmax", "mgk", "smgk", "fish", "linear", "mlk", "lfish"])
+@pytest.mark.parametrize("lower", [("value",), ("key",), ("query",), ("key", "value")], ids=str)
+def test_autocast_takes_heads_of_several_dtypes(name, lower):
+    """Keys rotated in single precision, for example, and values of a linear layer."""
+    function, cls, options, given_of, own = FORMS[name]
+    layer = cls(C, H, head_dim=E, value_head_dim=E_V, **options).eval()
+    call = layer.call(torch.randn(B, N, C))
+    heads = {n: getattr(call, n).detach() for n in ("query", "key", "value")}
+    given = {k: v for k, v in given_of(layer).items() if v is not None} | {"rng": KEY, **own}
+    expected = function(**heads, **given)
+    mixed = {n: t.bfloat16() if n in lower else t for n, t in heads.items()}
+    with torch.autocast("cpu", torch.bfloat16):
+        found = function(**mixed, **given)
+    torch.testing.assert_close(found.float(), expected, rtol=0.0, atol=0.1)
 
 
 def heads_of(*counts, size=E):
