@@ -56,7 +56,8 @@ def convert_to_fish(
         value_head_dim: size of a value head. None uses the old size.
 
     Raises:
-        ValueError: G is not between 1 and H, or the layer is not plain softmax attention.
+        ValueError: G is not between 1 and H, the layer is not plain softmax attention, or the
+            inputs have no real token.
     """
     check_layer(old)
     dtype = old.query_proj.weight.dtype

@@ -31,6 +31,7 @@ from lit_probattn.attention import Attention, MGKAttention, SoftmaxAttention
 from lit_probattn.attention.mgk.annealing import NormOptions
 from lit_probattn.attention.mgk.functions import MGK, Score, component_scores
 from lit_probattn.attention.mgk.options import KeyOptions
+from lit_probattn.base.arguments import NotNegative
 from lit_probattn.convert.files import require_no_hooks
 from lit_probattn.interop.algebra import (
     best_groups,
@@ -60,8 +61,8 @@ class LayerInputs:
     key_mask: Tensor | None
     is_causal: bool
 
-    def part(self, samples: slice) -> LayerInputs:
-        """Return the given samples."""
+    def part(self, samples: slice | Tensor) -> LayerInputs:
+        """Return the given samples: a slice, or (S,) bool."""
         mask = None if self.key_mask is None else self.key_mask[samples]
         return LayerInputs(self.x[samples], mask, self.is_causal)
 
@@ -116,7 +117,7 @@ class Mixture(NormOptions, KeyOptions):
 
     old_heads: int | None = None
     score: Score | None = None
-    spread: float = 0.1
+    spread: NotNegative = 0.1
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -172,7 +173,8 @@ def convert_layer(
         The new layer (computed in float64, cast to the old dtype) and its errors.
 
     Raises:
-        ValueError: K does not divide H, or the layer is not plain multi-head softmax attention.
+        ValueError: K does not divide H, the layer is not plain multi-head softmax attention, or
+            the inputs have no real token.
     """
     check_layer(old)
     _check_groups(old.num_heads, mixture)
@@ -265,9 +267,18 @@ def _check_groups(num_heads: int, mixture: Mixture) -> None:
 
 
 def split(inputs: LayerInputs | None) -> tuple[LayerInputs | None, LayerInputs | None, bool]:
-    """Return the inputs to fit, the inputs to test on, and whether they are disjoint."""
+    """Return the inputs to fit, the inputs to test on, and whether they are disjoint.
+
+    Samples without real tokens are omitted.
+
+    Raises:
+        ValueError: no sample has a real token.
+    """
     if inputs is None:
         return None, None, False
+    inputs = inputs.part(inputs.real.any(1))
+    if not len(inputs.x):
+        raise ValueError("the inputs have no real token: pass others, or None to use the weights")
     inputs = replace(inputs, x=inputs.x.to(torch.float64))
     count = len(inputs.x)
     if count < 4:

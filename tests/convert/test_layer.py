@@ -10,6 +10,7 @@ import torch
 
 from lit_probattn.attention import SoftmaxAttention
 from lit_probattn.convert import LayerInputs, Mixture, convert_layer
+from lit_probattn.convert.fish import convert_to_fish
 from lit_probattn.convert.layer import scores_of_components
 from lit_probattn.interop.algebra import (
     best_groups,
@@ -238,3 +239,35 @@ def test_divergence_and_groups():
 def test_layers_that_cannot_be_converted_are_refused(layer, components, message):
     with pytest.raises(ValueError, match=message):
         convert_layer(layer(), Mixture(num_components=components))
+
+
+# ---------------------------------------------------------------------- samples without tokens
+def hide(inputs, *samples):
+    mask = inputs.key_mask.clone()
+    mask[list(samples)] = False
+    return LayerInputs(inputs.x, mask, inputs.is_causal)
+
+
+@pytest.mark.parametrize("convert", [convert_layer, convert_to_fish])
+@pytest.mark.parametrize("samples", [(0,), (2, 5), (7,), (6, 7)], ids=str)
+def test_samples_without_real_tokens_are_left_out(convert, samples):
+    old, inputs = softmax_layer(), draw_inputs()
+    kept = [i for i in range(8) if i not in samples]
+    new, errors = convert(old, inputs=hide(inputs, *samples))
+    others = LayerInputs(inputs.x[kept], inputs.key_mask[kept], False)
+    expected, same = convert(old, inputs=others)
+    assert errors == same
+    for found, wanted in zip(new.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("convert", [convert_layer, convert_to_fish])
+def test_inputs_without_real_tokens_are_refused(convert):
+    with pytest.raises(ValueError, match="no real token"):
+        convert(softmax_layer(), inputs=hide(draw_inputs(), *range(8)))
+
+
+@pytest.mark.parametrize("spread", [-1.0, math.inf, math.nan])
+def test_a_spread_that_is_no_deviation_is_refused(spread):
+    with pytest.raises(ValueError, match="spread"):
+        Mixture(shifted_keys=True, spread=spread)
