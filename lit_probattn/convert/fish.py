@@ -61,7 +61,7 @@ def convert_to_fish(
     """
     check_layer(old)
     dtype = old.query_proj.weight.dtype
-    old = copy.deepcopy(old).to(torch.float64).eval()
+    mode, old = old.training, copy.deepcopy(old).to(torch.float64).eval()
     fit, test, held_out = split(inputs)
     moment = None if fit is None else second_moment(augment(fit.x[fit.real], old))
     new = FiSHAttention(
@@ -98,4 +98,4 @@ def convert_to_fish(
         output_error=None if test is None else output_error(old, new, test),
         held_out=held_out,
     )
-    return new.to(dtype).train(), errors
+    return new.to(dtype).train(mode), errors

@@ -170,7 +170,7 @@ def convert_layer(
         value_head_dim: size of a new value head. None uses the old size.
 
     Returns:
-        The new layer (computed in float64, cast to the old dtype) and its errors.
+        The new layer (computed in float64, with the dtype and mode of the old one) and its errors.
 
     Raises:
         ValueError: K does not divide H, the layer is not plain multi-head softmax attention, or
@@ -179,7 +179,7 @@ def convert_layer(
     check_layer(old)
     _check_groups(old.num_heads, mixture)
     dtype = old.query_proj.weight.dtype
-    old = copy.deepcopy(old).to(torch.float64).eval()
+    mode, old = old.training, copy.deepcopy(old).to(torch.float64).eval()
     fit, test, held_out = split(inputs)
     moment = None if fit is None else second_moment(augment(fit.x[fit.real], old))
     query, key = head_forms(old)
@@ -227,7 +227,7 @@ def convert_layer(
         output_error=None if test is None else output_error(old, new, test),
         held_out=held_out,
     )
-    return new.to(dtype), errors
+    return new.to(dtype).train(mode), errors
 
 
 def _deviation(key: Tensor, moment: Tensor | None, centre: Tensor) -> Tensor:

@@ -43,8 +43,17 @@ class MultiheadForm(nn.Module):
         super().__init__()
         self.layer, self.batch_first = layer, batch_first
         self.embed_dim, self.num_heads = layer.embed_dim, layer.num_heads
-        self.head_dim, self.dropout = layer.head_dim, layer.dropout
+        self.head_dim = layer.head_dim
         self.kdim = self.vdim = layer.key_embed_dim
+
+    @property
+    def dropout(self) -> float:
+        """Dropout of the layer's attention weights; setting it changes the layer's."""
+        return self.layer.dropout
+
+    @dropout.setter
+    def dropout(self, probability: float) -> None:
+        self.layer.dropout = probability
 
     def forward(
         self,

@@ -241,6 +241,15 @@ def test_layers_that_cannot_be_converted_are_refused(layer, components, message)
         convert_layer(layer(), Mixture(num_components=components))
 
 
+@pytest.mark.parametrize("convert", [convert_layer, convert_to_fish])
+@pytest.mark.parametrize("has_inputs", [False, True])
+@pytest.mark.parametrize("mode", [False, True])
+def test_the_new_layer_has_the_mode_of_the_old_one(convert, has_inputs, mode):
+    old = softmax_layer().train(mode)
+    new, _ = convert(old, inputs=draw_inputs() if has_inputs else None)
+    assert {module.training for module in (old, *new.modules())} == {mode}
+
+
 # ---------------------------------------------------------------------- samples without tokens
 def hide(inputs, *samples):
     mask = inputs.key_mask.clone()

@@ -216,6 +216,17 @@ def test_the_parameters_are_the_layers():
     assert (module.embed_dim, module.num_heads, module.batch_first) == (C, H, False)
 
 
+def test_dropout_is_the_layers():
+    """Code for torch's layer sets it on the module."""
+    module = as_multihead_attention(lit_probattn.create("softmax", C, H, dropout=0.5))
+    x = torch.randn(N, B, C)
+    assert module.dropout == module.layer.dropout == 0.5
+    assert not torch.equal(module(x, x, x)[0], module(x, x, x)[0])
+    module.dropout = 0.0
+    assert module.layer.dropout == 0.0
+    assert torch.equal(module(x, x, x)[0], module(x, x, x)[0])
+
+
 def test_what_is_no_layer_of_ours_is_named():
     torchs, ours = nn.MultiheadAttention(8, 2), lit_probattn.create("softmax", 8, 2)
     for given, told in (
