@@ -77,6 +77,8 @@ class Settings:
             if self.spread != 0.1:
                 raise ValueError(f"spread is for mgk and smgk, received variant {self.variant}")
             return
+        if self.variant == "softmax" and self.num_components is not None:
+            raise ValueError("num_components is for mgk and smgk, received variant softmax")
         if not 0.0 <= self.spread < math.inf:
             raise ValueError(
                 f"spread must be a finite number of at least 0, received {self.spread}"

@@ -51,6 +51,7 @@ def model_of(**sizes) -> nn.ModuleDict:
         ((), {"num_components": 0}, "num_components must be from 1 to 256, received 0"),
         ((), {"num_components": 10**6}, "num_components must be from 1 to 256, received 1000000"),
         ((), {"num_components": 2.0}, "num_components must be a whole number, received 2.0"),
+        (("softmax",), {"num_components": 4}, "num_components is for mgk and smgk"),
         ((), {"spread": -1.0}, "spread must be a finite number of at least 0, received -1.0"),
         ((), {"spread": math.inf}, "spread must be a finite number of at least 0, received inf"),
         ((), {"spread": math.nan}, "spread must be a finite number of at least 0, received nan"),
@@ -262,6 +263,19 @@ def test_a_softmax_over_another_axis_than_keys_is_refused(weights):
         lit_probattn.swap(model, **options)
     _, report = lit_probattn.swap(model, keep=["0"], **options)
     assert [layer.name for layer in report.swapped] == ["1.self_attn"]
+
+
+def test_attention_with_heads_in_the_batch_is_listed():
+    """Its softmax has three dimensions, (B * H, N, L)."""
+
+    def weights(query, key):
+        query, key = (tensor.flatten(0, 1) for tensor in (query, key))
+        return torch.bmm(query, key.mT).softmax(-1).unflatten(0, (2, 4))
+
+    model = nn.Sequential(Written(weights), nn.TransformerEncoderLayer(24, 4, batch_first=True))
+    options = {"example": torch.randn(2, 5, 24), "written_out": True}
+    with pytest.raises(ValueError, match=r"^1 of 2 .*\n.*0 \(Written\): .*keep"):
+        lit_probattn.swap(model, **options)
 
 
 @pytest.mark.parametrize(
