@@ -47,6 +47,7 @@ _REQUIRED: tuple[tuple[str, Any, str], ...] = (
     ("pruned_heads", {}, "pruned heads"),
 )
 ACTIVATIONS = ("gelu", "relu")
+_ONE_CLASS = "single_label_classification"
 _UNNAMED = re.compile(r"LABEL_\d+")
 # Defaults of keys that config.json may omit.
 _DEFAULTS: dict[str, Any] = {
@@ -210,8 +211,13 @@ def read_classes(config: Mapping[str, Any], count: int) -> list[str] | None:
     """Return the label of each class index, or None if they are LABEL_0, LABEL_1, ….
 
     Raises:
-        ConfigError: id2label does not name all `count` classes.
+        ConfigError: id2label does not name all `count` classes, or they do not exclude each other.
     """
+    problem = config.get("problem_type") or (_ONE_CLASS if count > 1 else "regression")
+    if problem != _ONE_CLASS:
+        raise ConfigError(
+            f"problem_type is {problem} with {count} labels: only {_ONE_CLASS} is supported"
+        )
     named = config.get("id2label")
     if named is None:
         return None

@@ -122,6 +122,25 @@ def imported(model: Any, folder: Any) -> Imported:
 # ---- the same function -------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("labels", "problem"),
+    [(LABELS, "regression"), (LABELS, "multi_label_classification"), (1, "regression"), (1, None)],
+)
+@pytest.mark.parametrize("family", ["Bert", "Roberta"])
+def test_a_classifier_of_something_else_than_one_class_is_refused(
+    tmp_path, family, labels, problem
+):
+    """As transformers chooses the loss; one label without a problem type is a regression."""
+    kind = f"{family}ForSequenceClassification"
+    model = theirs(kind, num_labels=labels, problem_type=problem)
+    with pytest.raises(ValueError, match="problem_type"):
+        imported(model, tmp_path)
+    others = theirs(f"{family}Model", problem_type=problem)  # of which it says nothing
+    assert imported(others, tmp_path / "others").classes is None
+    one_class = theirs(kind, problem_type="single_label_classification")
+    assert imported(one_class, tmp_path / "one").sizes["num_classes"] == LABELS
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", CLASSES)
 def test_outputs_are_those_of_transformers(name, dtype, tmp_path):
