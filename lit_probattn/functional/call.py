@@ -146,13 +146,27 @@ def _hides_keys(pairs: Tensor, num_keys: int) -> bool:
     return pairs.dim() == 4 and pairs.shape[1:] == (1, 1, num_keys)
 
 
+def components_of(key_shift: Tensor) -> int:
+    """Return K of shifts (K, E) or (H, K, E); `by_head` refuses other shapes.
+
+    Raises:
+        ValueError: the tensor has one dimension, or none.
+    """
+    if key_shift.dim() < 2:
+        raise ValueError(
+            f"key_shift has shape {tuple(key_shift.shape)}, expected (components, size) or "
+            "(heads, components, size)"
+        )
+    return key_shift.shape[-2]
+
+
 def by_head(name: str, tensor: Tensor, num_heads: int, *rest: int) -> Tensor:
     """Return a parameter as (heads, …), with one head if it has the shape (…).
 
     Args:
         name: name for messages.
-        tensor: (…) or (H', …), H' a divisor of `num_heads`.
-        num_heads: number of heads.
+        tensor: (…), (1, …) or (H, …).
+        num_heads: H.
         rest: sizes of the dimensions after the heads.
 
     Raises:
@@ -161,6 +175,6 @@ def by_head(name: str, tensor: Tensor, num_heads: int, *rest: int) -> Tensor:
     shape = tuple(tensor.shape)
     if shape == rest:
         return tensor[None]
-    if shape[1:] != rest or num_heads % max(1, shape[0]):
+    if shape not in ((1, *rest), (num_heads, *rest)):
         raise ValueError(f"{name} has shape {shape}, expected {rest} or {(num_heads, *rest)}")
     return tensor

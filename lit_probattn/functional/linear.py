@@ -18,7 +18,7 @@ from lit_probattn.attention.linear.features import (
 )
 from lit_probattn.attention.linear.functions import MLK, Linear, LinearForm
 from lit_probattn.attention.packing import Packing
-from lit_probattn.functional.call import Common, by_head, layout_of, make_call
+from lit_probattn.functional.call import Common, by_head, components_of, layout_of, make_call
 from lit_probattn.functional.documents import takes_documents
 from lit_probattn.randomness import RandomKey
 
@@ -155,7 +155,7 @@ def mlk_attention(
             f"key has shape {tuple(key.shape)}, expected (B, heads, components, positions, size), "
             "a sequence of keys, or key_shift with one key (B, heads, positions, size)"
         )
-    components = key.shape[2] if key_shift is None else key_shift.shape[-2]
+    components = key.shape[2] if key_shift is None else components_of(key_shift)
     keys = components if key_shift is None else 1
     layout = layout_of(query, key, value, enable_gqa, keys)
     kv, size = layout.key, layout.head_dim

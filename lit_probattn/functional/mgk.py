@@ -12,7 +12,7 @@ from lit_probattn.attention.call import check_scale
 from lit_probattn.attention.mgk.functions import MGK, Score
 from lit_probattn.attention.packing import Packing
 from lit_probattn.base.arguments import check_argument
-from lit_probattn.functional.call import Common, by_head, layout_of, make_call
+from lit_probattn.functional.call import Common, by_head, components_of, layout_of, make_call
 from lit_probattn.functional.documents import takes_documents
 from lit_probattn.randomness import RandomKey
 
@@ -76,7 +76,7 @@ def mgk_attention(
             )
         components = keys = key.shape[2]
     else:
-        components, keys = key_shift.shape[-2], 1
+        components, keys = components_of(key_shift), 1
         if key.dim() != 4:
             raise ValueError(
                 f"key has shape {tuple(key.shape)}; with key_shift expected one key, (B, heads, "

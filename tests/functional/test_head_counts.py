@@ -90,3 +90,35 @@ def test_packed_calls_without_tokens_have_the_heads_of_others(attend, heads, len
     packed = {"cu_seqlens": bounds[0], "cu_seqlens_k": bounds[1]}
     found = attend(query, key, value, **packed)
     assert torch.equal(found, torch.zeros(1, 4, queries, 8))
+
+
+def attended(form, **given):
+    """Four heads, of two keys each unless they are shifted."""
+    torch.manual_seed(0)
+    query, value = torch.randn(2, 1, 4, 5, 8)
+    key = query if form is LF.ast_attention or "key_shift" in given else torch.randn(1, 4, 2, 5, 8)
+    return form(query, key, value, **given)
+
+
+@pytest.mark.parametrize(
+    ("form", "name", "shape"),
+    [
+        (LF.mgk_attention, "log_prior", (2, 2)),
+        (LF.mgk_attention, "log_prior", (2, 2, 5)),
+        (LF.mgk_attention, "variance", (2, 2)),
+        (LF.mgk_attention, "key_shift", (2, 2, 8)),
+        (LF.mgk_attention, "key_shift", (8,)),
+        (LF.mlk_attention, "prior", (2, 2)),
+        (LF.mlk_attention, "prior", (2, 2, 5)),
+        (LF.mlk_attention, "key_shift", (2, 2, 8)),
+        (LF.mlk_attention, "key_shift", (8,)),
+        (LF.ast_attention, "alpha", (2,)),
+    ],
+)
+def test_parameters_have_one_head_or_all(form, name, shape):
+    with pytest.raises(ValueError, match=f"^{name} has shape"):
+        attended(form, **{name: torch.ones(shape) * 1.5})
+    if len(shape) > 1:
+        one, all_heads = (torch.ones(count, *shape[1:]) for count in (1, 4))
+        found = attended(form, **{name: one})
+        torch.testing.assert_close(found, attended(form, **{name: all_heads}))
