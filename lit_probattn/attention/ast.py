@@ -47,8 +47,11 @@ def entmax(scores: Tensor, allowed: Tensor | None, alpha: Tensor) -> Tensor:
         return scores
     if allowed is not None:
         scores = scores.masked_fill(~allowed, float("-inf"))
-    empty = scores.detach().amax(-1, keepdim=True) == float("-inf")
-    seen, alpha = scores.masked_fill(empty, 0.0), alpha[None, :, None, None].to(scores.dtype)
+    highest = scores.detach().amax(-1, keepdim=True)
+    empty = highest == float("-inf")
+    # τ is at most 1 below the highest score, a difference that large scores cannot represent.
+    seen = (scores - highest).masked_fill(empty, 0.0)
+    alpha = alpha[None, :, None, None].to(scores.dtype)
     if written() == "exported" or is_transformed():
         weights = entmax_in_operations(seen, alpha)
     elif written() == "compiled":
