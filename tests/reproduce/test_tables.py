@@ -245,6 +245,7 @@ FEW = [(name, "options") for name in FITS[::8]]
 TRAINING = set(inspect.signature(Task.__init__).parameters)
 
 
+@pytest.mark.filterwarnings("ignore:shifted keys with dot-product scores")  # rows of MGK's table 6
 @pytest.mark.parametrize(
     ("name", "differ_by"),
     mostly_slow([*FEW, *((name, "values") for name in FITS)], FEW),
