@@ -138,8 +138,8 @@ def check_sizes(task: Task, data: Any) -> None:
 class Task(pl.LightningModule):
     """Training rules shared by all tasks; a subclass adds the model, its loss and its metrics.
 
-    A subclass sets `self.model` and implements `batch_loss`, `evaluate` and `log_scores`. Logged
-    values are `train/loss` (mean over the global batch), `lr` and `beta1`.
+    A subclass sets `self.model` and implements `batch_loss`, `evaluate`, `log_scores` and
+    `reset_scores`. Logged values are `train/loss` (mean over the global batch), `lr` and `beta1`.
 
     Source of the defaults: MGK, ICML 2022, training set-up on the Long Range Arena and its code:
     AdamW, one-cycle schedule with beta1 cycling.
@@ -234,6 +234,9 @@ class Task(pl.LightningModule):
     def log_scores(self, split: Split) -> None:
         """Log the metrics of a whole split, unless `evaluate` logs them."""
 
+    def reset_scores(self) -> None:
+        """Discard the sums of `evaluate`, also those of an evaluation that ended with an error."""
+
     def is_final(self, split: Split) -> bool:
         """Whether `split` is scored by `test`; a test split can also be scored during training."""
         trainer = self.trainer_or_none
@@ -254,6 +257,14 @@ class Task(pl.LightningModule):
     def prediction_files(self, table: Any) -> dict[str, str]:
         """Return additional text files of `predict`, by file-name ending."""
         return {}
+
+    def on_validation_epoch_start(self) -> None:
+        """Discard what an interrupted evaluation has left."""
+        self.reset_scores()
+
+    def on_test_epoch_start(self) -> None:
+        """Discard what an interrupted evaluation has left."""
+        self.reset_scores()
 
     def on_validation_epoch_end(self) -> None:
         """Log the metrics of the validation split and, if requested, of the test split."""
@@ -340,7 +351,9 @@ class Task(pl.LightningModule):
         torch.manual_seed(mix_integers(self.seed, micro_step, self.global_rank) >> 1)
 
     def on_train_start(self) -> None:
-        """Set the current step on all layers when training starts or resumes."""
+        """Discard what an interrupted step has left; set the current step on all layers."""
+        self._window.clear()
+        self._update_priors(apply=False)
         self._set_step(self.trainer.global_step)
 
     def _set_step(self, step: int) -> None:

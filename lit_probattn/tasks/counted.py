@@ -32,6 +32,11 @@ class CountedTask(Task):
         super().__init__(**training)
         self._counts: list[tuple[int, Tensor]] = []  # possible, actual entries since the last step
 
+    def on_train_start(self) -> None:
+        """Call the base method; also discard the counts of an interrupted step."""
+        super().on_train_start()
+        self._counts.clear()
+
     def loss_sum(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Return the sum of the losses of a micro-batch's entries, and their number; both ()."""
         raise NotImplementedError(f"{type(self).__name__} must implement loss_sum")

@@ -166,13 +166,17 @@ class DecisionMaking(CountedTask):
     def log_scores(self, split: Split) -> None:
         """Log the loss; play episodes if due."""
         total, steps = sum_over_ranks(self._sums.to(self.device)).tolist()
-        self._sums = torch.zeros(2, dtype=torch.float64)
+        self.reset_scores()
         loss = torch.tensor(total / steps if steps else float("nan"), dtype=torch.float64)
         self.log(f"{split}/loss", loss, prog_bar=split == "val")
         self.log(f"{split}/steps", float(steps))
         count = self._episodes_now(split)
         if count:
             self._log_returns(split, count)
+
+    def reset_scores(self) -> None:
+        """Discard the sums."""
+        self._sums = torch.zeros(2, dtype=torch.float64)
 
     def _episodes_now(self, split: Split) -> int:
         if self.is_final(split):

@@ -18,7 +18,7 @@ from lit_probattn.models.images import ImageModel, load_timm_state_dict
 from lit_probattn.tasks.base import Batch, Split
 from lit_probattn.tasks.parameter_order import ordered_parameters
 from lit_probattn.tasks.schedules import ScheduleValues
-from lit_probattn.tasks.sequence_classifier import LabelTask
+from lit_probattn.tasks.sequence_classifier import LabelTask, reset_metrics
 
 TOP_K = 5
 
@@ -166,6 +166,11 @@ class ImageClassifier(LabelTask):
         """Return predictions; see `LabelTask.predict_step`."""
         with self._averaged():
             return super().predict_step(batch, batch_idx)
+
+    def reset_scores(self) -> None:
+        """Discard the sums of the metrics."""
+        super().reset_scores()
+        reset_metrics(self.accuracies_top5)
 
     def _evaluate_more(self, logits: Tensor, target: Tensor, split: Split) -> None:
         accuracy = cast(Metric, self.accuracies_top5[split])

@@ -117,9 +117,17 @@ class LanguageModeling(Task):
             if words:
                 self.log(f"{split}/word_ppl", _perplexity(counted, words))
                 self.log(f"{split}/words", float(words))
+        self.reset_scores()
+
+    def reset_scores(self) -> None:
+        """Discard the sums."""
         self._scores = {}
 
     # ---- prediction --------------------------------------------------------------------------
+
+    def on_predict_epoch_start(self) -> None:
+        """Discard the counts of an interrupted prediction."""
+        self._generated = []
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
         """Continue the prompts of a batch; print them.
@@ -161,7 +169,6 @@ class LanguageModeling(Task):
         rate = timed / seconds if timed else 0.0
         device = self.device
         tokens, speed = sum_over_ranks(torch.tensor([float(made), rate], device=device)).tolist()
-        self._generated = []
         speed_note = f", {speed:.1f} tokens per second after each prompt's first" if speed else ""
         self._print_line(f"{tokens:.0f} tokens generated{speed_note}")
 

@@ -180,4 +180,8 @@ class MaskedLanguageModeling(CountedTask):
             per_pair = 1.0 / pairs[2] if pairs[2] else float("nan")
             self.log(f"{split}/nsp_error", 100.0 * pairs[1] * per_pair, prog_bar=split == "val")
             self.log(f"{split}/nsp_loss", pairs[0] * per_pair)
+        self.reset_scores()
+
+    def reset_scores(self) -> None:
+        """Discard the sums."""
         self._sums = torch.zeros(6, dtype=torch.float64)

@@ -42,6 +42,13 @@ class WeightedMean(Metric):
         return self.total / self.weight
 
 
+def reset_metrics(*every: nn.ModuleDict) -> None:
+    """Reset the metrics of all splits."""
+    for metrics in every:
+        for metric in metrics.values():
+            cast(Metric, metric).reset()
+
+
 class LabelTask(Task):
     """Base of tasks with one label per sample: cross-entropy, metrics, predictions.
 
@@ -106,6 +113,10 @@ class LabelTask(Task):
         once: Any = {"on_step": False, "on_epoch": True}
         self.log(f"{split}/loss", mean, **once)
         self.log(f"{split}/accuracy", accuracy, prog_bar=split == "val", **once)
+
+    def reset_scores(self) -> None:
+        """Discard the sums of the metrics."""
+        reset_metrics(self.losses, self.accuracies)
 
     def _evaluate_more(self, logits: Tensor, target: Tensor, split: Split) -> None:
         """Hook for further metrics, on the R real rows of a batch; R may be 0."""

@@ -199,6 +199,11 @@ class Translation(Task):
             self._plain.append(plain.detach())
         return smoothed
 
+    def on_train_start(self) -> None:
+        """Call the base method; also discard the losses of an interrupted step."""
+        super().on_train_start()
+        self._plain = []
+
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Call the base method; also log the loss without smoothing."""
         super().on_before_optimizer_step(optimizer)
@@ -230,12 +235,15 @@ class Translation(Task):
         scores |= {f"{name}_bits": scores[name] / math.log(2) for name in ("loss", "nll")}
         exact = {name: torch.tensor(value, dtype=torch.float64) for name, value in scores.items()}
         self.log_dict({f"{split}/{name}": value for name, value in exact.items()})
-        self._sums = torch.zeros(3, dtype=torch.float64)
         self._log_bleu(split)
+        self.reset_scores()
+
+    def reset_scores(self) -> None:
+        """Discard the sums and the translated lines."""
+        self._sums, self._lines = torch.zeros(3, dtype=torch.float64), []
 
     def _log_bleu(self, split: Split) -> None:
         everyone = [line for lines in gather_objects(self._lines) for line in lines]
-        self._lines = []
         if not everyone:
             return
         lines = sorted(everyone)

@@ -136,7 +136,7 @@ class QuestionAnswering(FineTuning):
         """Log the loss, and the scores of all questions."""
         total, count = sum_over_ranks(self._sums.to(self.device)).tolist()
         windows = [window for part in gather_objects(self._windows) for window in part]
-        self._sums, self._windows = torch.zeros(2, dtype=torch.float64), []
+        self.reset_scores()
         questions, data = self._questions(split), self._data()
         rows = [
             Prediction(answer.text, answer.odds, questions[answer.question].answers)
@@ -147,6 +147,10 @@ class QuestionAnswering(FineTuning):
         for name, value in scores.items():
             exact = torch.tensor(value, dtype=torch.float64)
             self.log(f"{split}/{name}", exact, prog_bar=split == "val" and name in ("loss", "f1"))
+
+    def reset_scores(self) -> None:
+        """Discard the sums and the windows."""
+        self._sums, self._windows = torch.zeros(2, dtype=torch.float64), []
 
     def _found(self, rows: Any, start: Tensor, end: Tensor, split: str) -> list[Window]:
         """Return the results of windows, with spans converted from tokens to characters."""
