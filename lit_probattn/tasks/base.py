@@ -74,24 +74,28 @@ def check_trainer(trainer: pl.Trainer) -> None:
     """Validate the settings of the trainer for a training run.
 
     Raises:
-        ValueError: `max_steps` is missing, `max_epochs` is set, a number of batches is below 1, or
-            gradients are clipped to a negative norm.
+        ValueError: `max_steps` is missing, `max_epochs` or `limit_train_batches` is set, a number
+            of batches is below 1, or gradients are clipped to a negative norm.
     """
     if trainer.max_steps < 1:
         raise ValueError(
             f"trainer.max_steps must be set, received {trainer.max_steps}: runs are "
             "measured in optimiser steps, for example --trainer.max_steps 5000"
         )
+    is_short = getattr(trainer, "fast_dev_run", False)
     epochs = getattr(trainer, "max_epochs", None)
-    if epochs not in (None, -1) and not getattr(trainer, "fast_dev_run", False):
+    if epochs not in (None, -1) and not is_short:
         raise ValueError(
             f"trainer.max_epochs must be unset, received {epochs}: the training data are one "
             "endless epoch, and --trainer.max_steps sets the length of a run"
         )
-    if getattr(trainer, "limit_train_batches", 1) == 0:
+    limit = getattr(trainer, "limit_train_batches", 1.0)  # 1 is one batch, 1.0 all of them
+    is_whole = isinstance(limit, float) and limit == 1.0
+    if not (is_whole or is_short or getattr(trainer, "overfit_batches", 0)):
         raise ValueError(
-            "trainer.limit_train_batches must be positive, received 0: no step would be trained; "
-            "to validate without training, run python -m lit_probattn validate"
+            f"trainer.limit_train_batches must be unset, received {limit}: it divides the training "
+            "data, which are one endless epoch; --trainer.max_steps sets the length of a run, and "
+            "python -m lit_probattn validate does not train"
         )
     timers = [c for c in getattr(trainer, "callbacks", ()) if isinstance(c, Timer)]
     if any(timer.time_remaining() == 0 for timer in timers):
