@@ -26,6 +26,7 @@ from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.locks import hold, release
 from lit_probattn.configs import default_argument, read_text, read_yaml
 from lit_probattn.tasks.distributed import gather_objects
+from lit_probattn.tasks.schedules import OPEN_ENDED, lengths_of_run
 from lit_probattn.training.checkpoints import (
     CheckpointError,
     average_newest,
@@ -498,9 +499,12 @@ def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 def _comparable(config: dict[str, Any]) -> dict[str, Any]:
     flat = flatten(config)
-    steps = "model.init_args.schedule_steps"
-    if flat.get(steps) is None and flat.get("model.init_args.schedule") != "constant":
-        flat[steps] = flat.get("trainer.max_steps")  # a schedule as long as the run
+    length, warmup = flat.get(STEPS), flat.get(WARMUP)
+    if flat.get(SCHEDULE) is None:  # follows the length of the run
+        if flat.get("model.init_args.schedule") not in OPEN_ENDED:
+            flat[SCHEDULE] = length
+        elif length and warmup:
+            flat[WARMUP] = lengths_of_run(length, None, warmup).warmup
     return _without(flat, FREE_KEYS)
 
 

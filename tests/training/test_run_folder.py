@@ -8,6 +8,7 @@ import signal
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 import yaml
@@ -16,6 +17,7 @@ from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.locks import claim, hold, release
 from lit_probattn.cli.app import main
 from lit_probattn.cli.errors import exit_status
+from lit_probattn.tasks.schedules import ScheduleName, lengths_of_run, schedule_values
 from lit_probattn.training.callbacks import SameSources
 from lit_probattn.training.preemption import job_name
 from lit_probattn.training.run_folder import (
@@ -84,6 +86,24 @@ def test_the_newest_version_of_this_configuration_goes_on(tmp_path, request_):
     version(tmp_path, 2, config(lr=0.2), step=6)
     found = plan(tmp_path, config() | {"trainer": {"max_steps": 99}}, request_)
     assert (found.folder, found.steps_done, found.created) == (wanted, 4, False)
+
+
+@pytest.mark.parametrize("warmup", [0, 3, 8, 200])
+@pytest.mark.parametrize("schedule", get_args(ScheduleName))
+def test_a_longer_run_goes_on_where_its_steps_so_far_had_the_same_rates(tmp_path, schedule, warmup):
+    def rates(length):
+        total, first = lengths_of_run(length, None, warmup)
+        given = {"peak_lr": 0.1, "total_steps": total, "warmup_steps": first}
+        return [schedule_values(schedule, step, **given) for step in range(8)]
+
+    def trained(length):
+        init_args = {"schedule": schedule, "warmup_steps": warmup}
+        return {"model": {"init_args": init_args}, "trainer": {"max_steps": length}}
+
+    version(tmp_path, 0, trained(8))
+    for length in (8, 9, 99):
+        continues = plan(tmp_path, trained(length), "auto").steps_done == 4
+        assert continues == (rates(length) == rates(8)), length
 
 
 def test_last_starts_from_the_newest_of_this_seed_and_never_from_another_seed(tmp_path):
