@@ -155,7 +155,7 @@ class LanguageModeling(Task):
         decode = getattr(getattr(self.trainer, "datamodule", None), "decode", None)
         if decode is None:
             return result
-        prompts = [decode(row[keep].tolist()) for row, keep in zip(prompt, mask[real], strict=True)]
+        prompts = [decode(row[keep].tolist()) for row, keep in zip(prompt, mask, strict=True)]
         texts = [decode(row.tolist()) for row in tokens]
         for number, before, after in zip(ids.tolist(), prompts, texts, strict=True):
             self._print_line(f"[{number}] {before} ⟶ {after}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from unittest import mock
 
 import pandas as pd
 import pytest
@@ -236,6 +237,21 @@ def test_predict_writes_text_and_speed(trained, folder, capsys):
         assert row.prompt_text == decode(row.prompt)
         assert row.continuation_text == decode(row.continuation)
         assert row.continuation_text in out
+
+
+def test_filler_rows_are_not_predicted():
+    """Ranks with fewer samples than the others have some."""
+    module = task(max_new_tokens=2).eval()
+    module.trainer = mock.MagicMock()
+    module.trainer.datamodule.decode = str
+    generator = torch.Generator().manual_seed(3)
+    prompts = torch.randint(0, 41, (3, 5), generator=generator)
+    mask = torch.arange(5) >= torch.tensor([[2], [0], [1]])
+    batch = {"inputs": prompts, "key_mask": mask, "sample_ids": torch.tensor([11, -1, 13])}
+    found = module.predict_step(batch, 0)
+    alone = module.predict_step({name: value[[0, 2]] for name, value in batch.items()}, 0)
+    assert found["prompt_text"] == [str(prompts[0, 2:].tolist()), str(prompts[2, 1:].tolist())]
+    assert {k: str(v) for k, v in found.items()} == {k: str(v) for k, v in alone.items()}
 
 
 def test_a_checkpoint_of_another_vocabulary_is_refused(trained, tmp_path, capsys):
