@@ -241,6 +241,10 @@ class Task(pl.LightningModule):
     def reset_scores(self) -> None:
         """Discard the sums of `evaluate`, also those of an evaluation that ended with an error."""
 
+    def may_omit(self, metric: str) -> bool:
+        """Whether some validations of this run log a metric, such as val/score, and others not."""
+        return False
+
     def is_final(self, split: Split) -> bool:
         """Whether `split` is scored by `test`; a test split can also be scored during training."""
         trainer = self.trainer_or_none

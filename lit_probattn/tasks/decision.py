@@ -28,6 +28,8 @@ FIRST_SEED = 100  # added to the run's seed for the first episode, as in the sou
 _SECONDS_BETWEEN_LINES = 10.0
 _TARGETS: tuple[Literal["high", "low"], ...] = ("high", "low")
 _PLAYED = ("return", "return_std", "length", "score")  # logged for each target
+# Logged if episodes are played.
+_SCORES = ("score", *(f"{what}_{target}" for what in _PLAYED for target in _TARGETS))
 
 
 class DecisionMaking(CountedTask):
@@ -64,10 +66,7 @@ class DecisionMaking(CountedTask):
         ValueError: a value is out of range.
     """
 
-    logged: ClassVar[tuple[str, ...]] = (
-        *("loss", "steps", "score"),
-        *(f"{what}_{target}" for what in _PLAYED for target in _TARGETS),
-    )
+    logged: ClassVar[tuple[str, ...]] = ("loss", "steps", *_SCORES)
 
     model: DecisionTransformer
 
@@ -177,6 +176,11 @@ class DecisionMaking(CountedTask):
     def reset_scores(self) -> None:
         """Discard the sums."""
         self._sums = torch.zeros(2, dtype=torch.float64)
+
+    def may_omit(self, metric: str) -> bool:
+        """Whether only the validations that play episodes log a metric."""
+        plays = self.val_episodes and self.facts is not None and self.facts.env_name
+        return bool(plays) and metric.removeprefix("val/") in _SCORES
 
     def _episodes_now(self, split: Split) -> int:
         if self.is_final(split):

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback, Checkpoint, Timer
 
+from lit_probattn.tasks.base import Task
 from lit_probattn.tasks.distributed import agree_on_signal
 from lit_probattn.training.checkpoints import checkpoint_path, list_checkpoints
 from lit_probattn.training.lightning_internals import validate_now, write_step_metrics
@@ -205,14 +206,15 @@ class RunCheckpoint(Checkpoint):
         if self.folder is None or trainer.state.fn != "fit":
             return
         score = trainer.callback_metrics.get(self.monitor)
-        if score is None:
+        omits = isinstance(pl_module, Task) and pl_module.may_omit(self.monitor)
+        if score is None and not omits:
             logged = ", ".join(sorted(k for k in trainer.callback_metrics if k.startswith("val/")))
             raise ValueError(
                 f"run.monitor {self.monitor} is not a validation metric; logged: {logged}"
             )
         if trainer.sanity_checking:
             return
-        if self._is_better(float(score)):
+        if score is not None and self._is_better(float(score)):
             self.best_score, self.best_step = float(score), trainer.global_step
             self._save(trainer, "best")
             self._remove(trainer, "best", keep=1)

@@ -13,6 +13,7 @@ import torch
 from datamodules import ToyTrajectories
 from lit_probattn.rollouts.environments import make_environment
 from lit_probattn.tasks import DecisionMaking, decision
+from lit_probattn.training.saving import RunCheckpoint
 from tests.tasks import tiny
 
 OBS, ACT, STEPS = 5, 2, 5  # of the toy
@@ -204,6 +205,16 @@ def test_validations_play_when_it_is_their_turn(monkeypatch):
     trainer = run(task, make_data(), 12, val_check_interval=2, num_sanity_val_steps=2)
     assert played == [(6, 28.0), (6, 14.0), (12, 28.0), (12, 14.0)]
     assert "val/score" in trainer.callback_metrics
+
+
+@pytest.mark.parametrize("metric", ["val/score", "val/return_low"])
+def test_scores_of_the_validations_that_play_select_the_best_checkpoint(metric, tmp_path):
+    savers = [RunCheckpoint(tmp_path, monitor=metric) for _ in range(2)]
+    more = {"val_check_interval": 1, "num_sanity_val_steps": 1, "enable_checkpointing": True}
+    run(make_task(val_episodes=1, val_every=2), make_data(), 4, callbacks=savers[:1], **more)
+    assert savers[0].best_step in (2, 4)
+    with pytest.raises(ValueError, match=f"{metric} is not a validation metric"):
+        run(make_task(), make_data(), 4, callbacks=savers[1:], **more)
 
 
 def test_zero_episodes_leave_the_loss():
