@@ -125,6 +125,31 @@ class _Larger(torch.autograd.Function):
         return grad - to_second, to_second
 
 
+def within(x: Tensor, low: float, high: float) -> Tensor:
+    """Return x clamped to a range; outside of it, only gradients of steps back to it pass.
+
+    A descent step goes against the gradient. The gradient of `clamp` is zero on both sides, so that
+    a parameter that has left the range could never return.
+    """
+    if is_transformed():  # torch.func does not support _Within
+        return x.clamp(low, high)
+    clamped: Tensor = _Within.apply(x, low, high)
+    return clamped
+
+
+class _Within(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, low: float, high: float) -> Tensor:
+        ctx.save_for_backward(x <= low, x >= high)
+        return x.clamp(low, high)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        is_low, is_high = ctx.saved_tensors
+        leaves = (is_low & (grad > 0)) | (is_high & (grad < 0))
+        return grad.masked_fill(leaves, 0.0), None, None
+
+
 def log_sum_exp(scores: Sequence[Tensor]) -> Tensor:
     """Return log Σ_r exp(scores_r) elementwise; three passes per term in backward."""
     if len(scores) == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import ClassVar
 
@@ -21,16 +22,16 @@ from lit_probattn.attention.mgk.options import (
     PriorShare,
     variance_multipliers,
 )
-from lit_probattn.attention.numerics import biased, compute_dtype, masked_softmax
+from lit_probattn.attention.numerics import biased, compute_dtype, masked_softmax, within
 from lit_probattn.base.torch_internals import FollowingModule, in_backward
 
 
 class MixtureVariance(FollowingModule):
     """Variances σ²_r, fixed or learnable (σ² = exp θ), shared by positions.
 
-    Variances that change stay within a factor 8 of √E, so that no component becomes flat enough to
-    vanish. At the bound, a gradient that points outwards is zero, and an M-step stops, which is the
-    best value within the bound.
+    Variances that change stay within a factor 8 of √E, or within the initial ones if those are
+    farther, so that no component becomes flat enough to vanish. At the bound, a gradient whose step
+    leads outwards is zero, and an M-step stops, which is the best value within the bound.
 
     Args:
         multipliers: c_r, initial (or fixed) variances in units of √E.
@@ -54,7 +55,10 @@ class MixtureVariance(FollowingModule):
         self._exact = tuple(c * head_dim**0.5 for c in multipliers)
         variance = torch.tensor(self._exact, dtype=torch.float64)
         self.is_equal = not learn and not by_m_step and len(set(multipliers)) == 1
-        self.bound = head_dim**0.5 / 8.0, head_dim**0.5 * 8.0
+        self.bound = (
+            head_dim**0.5 * min(1.0 / 8.0, *multipliers),
+            head_dim**0.5 * max(8.0, *multipliers),
+        )
         self.head_dim, self.by_m_step = head_dim, by_m_step
         self._sums: Tensor | None = None
         self.log_variance: Tensor | None
@@ -85,7 +89,8 @@ class MixtureVariance(FollowingModule):
         """Return σ², (num_heads, K): float64 when fixed, at least float32 when learned."""
         if self.log_variance is None:
             return self.fixed
-        return self.log_variance.to(compute_dtype(self.log_variance)).exp().clamp(*self.bound)
+        low, high = (math.log(bound) for bound in self.bound)
+        return within(self.log_variance.to(compute_dtype(self.log_variance)), low, high).exp()
 
     @torch.no_grad()
     def accumulate(self, squares: Tensor, weights: Tensor) -> None:

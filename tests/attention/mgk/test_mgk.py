@@ -215,6 +215,27 @@ def test_fixed_variances_are_kept_in_float64():
 
 
 # ---------------------------------------------------------------------------- bad input
+@pytest.mark.parametrize("log_variance", [-9.0, 9.0])
+def test_learned_variances_stop_at_their_bound_and_return_from_it(log_variance):
+    variance = MixtureVariance((1.0,) * K, H, E, learn=True)
+    torch.nn.init.constant_(variance.log_variance, log_variance)
+    for way in (-1.0, 1.0):  # of a descent step
+        (gradient,) = torch.autograd.grad(-way * variance().sum(), variance.log_variance)
+        assert (gradient == 0).tolist() == [[way * log_variance > 0] * K] * H
+
+
+@pytest.mark.parametrize("learn", [False, True])  # by gradient, or by the M-step
+def test_the_bound_of_learned_variances_contains_the_initial_ones(learn):
+    multipliers = (1 / 64, 1.0, 9.0)
+    variance = MixtureVariance(multipliers, H, E, learn=learn, by_m_step=not learn).double()
+    expected = torch.tensor(multipliers, dtype=torch.float64).mul(E**0.5).expand(H, K)
+    torch.testing.assert_close(variance(), expected, atol=0.0, rtol=1e-6)
+    if not learn:
+        weights = torch.ones(H, K, dtype=torch.float64)
+        variance.apply_statistics(torch.stack([expected * E, weights]))
+        torch.testing.assert_close(variance(), expected, atol=0.0, rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
