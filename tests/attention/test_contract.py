@@ -75,6 +75,16 @@ def test_every_layer_keeps_its_promises(name, check):
     CHECKS[check].run(LAYERS[name])
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
+@EVERY
+def test_sequences_without_tokens_have_no_rows(name, is_causal):
+    layer = LAYERS[name]()
+    x = torch.empty(B, 0, C, requires_grad=True)
+    out = layer(x, is_causal=is_causal)
+    out.sum().backward()
+    assert out.shape == x.grad.shape == x.shape
+
+
 @pytest.mark.parametrize(
     "name", mostly_slow(EXAMPLES, [*LAYERS, *list(EXAMPLES)[len(LAYERS) :: 3]])
 )

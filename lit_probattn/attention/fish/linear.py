@@ -157,7 +157,7 @@ def read_moving_states(
     if offset > 0:
         state = state + cols[:, :, :offset].mT @ value[:, :, :offset]
         cols, value = cols[:, :, offset:], value[:, :, offset:]
-    outputs = []
+    outputs = [rows.new_empty(*rows.shape[:2], 0, value.shape[-1])]
     if offset < 0:
         outputs.append(rows[:, :, :-offset] @ mix_states(state, mixing, last_bias, noise))
         rows = rows[:, :, -offset:]
@@ -311,7 +311,8 @@ def _dot(rows: Tensor, z: Tensor) -> Tensor:
 
 def normalise(numerator: Tensor, total: Tensor, form: LinearFiSHForm) -> Tensor:
     """Divide by the normaliser; rows whose sum is zero give zeros."""
-    return (numerator / (total + form.eps)).masked_fill(total == 0, 0.0)
+    empty = total == 0
+    return (numerator / (total + form.eps).masked_fill(empty, 1.0)).masked_fill(empty, 0.0)
 
 
 def linear_fish_triton(given: HeadCall, arguments: LinearFiSH) -> Tensor:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch.nn import functional as F
 
 from lit_probattn.attention import LinearFiSHAttention
+from lit_probattn.attention.own.contract import CHECKS
 from lit_probattn.randomness import RandomKey
 from tests.attention.fish.oracle import draw
 from tests.attention.mgk.oracles import visible_pairs
@@ -120,6 +123,11 @@ def test_backend_equals_the_sums(name, noise, backend, share):
             rng=rng,
             tolerance=TOLERANCE,
         )
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_rows_without_keys_have_no_gradient_without_eps(name):
+    CHECKS["rows without keys"].run(partial(make_layer, {**VARIANTS[name], "eps": 0.0}))
 
 
 @pytest.mark.parametrize("options", [{}, GENERAL])
