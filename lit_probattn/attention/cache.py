@@ -300,12 +300,13 @@ class LinearState(Cache):
         """Return the common divisor of old and new features, and rescale the sums to it.
 
         Args:
-            log_scale: logarithm of the divisor for the new keys, (B, H_kv, 1, 1).
+            log_scale: logarithm of the divisor for the new keys, (B, H_kv, 1, 1); −inf for none.
         """
         if log_scale is None or self.log_scale is None or self.sums is None:
             return log_scale
         common = torch.maximum(self.log_scale, log_scale)
-        self.sums = self.sums * torch.exp(self.log_scale - common)
+        change = (self.log_scale - common).masked_fill(common == float("-inf"), 0.0)  # no keys yet
+        self.sums = self.sums * torch.exp(change)
         return common
 
     def replace(self, sums: Tensor, log_scale: Tensor | None) -> None:

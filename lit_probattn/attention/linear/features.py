@@ -32,7 +32,9 @@ class FeatureMap:
     with r = relu([x, −x]) (2E values), φ = [r_i r_{i+1}, …, r_i r_{i+ν}] (indices modulo 2E).
     `favor` Choromanski et al., 2021, Lemma 1: exp(w_m · x′ − ‖x′‖²/2) with x′ = x / E^¼ and
     orthogonal w_m, whose products estimate exp(q · k / √E).
-    Departs from the source: `favor` omits the factor F^-½ and the added 1e-4.
+    Departs from the source: `favor` omits the factor F^-½ and the added 1e-4. Without `norm`, the
+    keys of a head have one divisor, also in causal attention, where features of keys that are far
+    below those of a later one underflow; decoding has the divisor of the keys so far.
 
     Args:
         name: kind of features.
@@ -63,7 +65,7 @@ class FeatureMap:
     def key_scale(
         self, key: Tensor, projection: Tensor | None, key_mask: Tensor | None
     ) -> Tensor | None:
-        """Return the log of the divisor of `key`, (B, H, 1, 1).
+        """Return the log of the divisor of `key`, (B, H, 1, 1); −inf without real keys.
 
         None for features without one: those that are normalised, and all but `favor`.
 
@@ -80,9 +82,8 @@ class FeatureMap:
         if key_mask is not None:
             largest = largest.masked_fill(~key_mask[:, None], float("-inf"))
         if largest.shape[-1] == 0:
-            return largest.new_zeros(*largest.shape[:2], 1, 1)
-        scale = largest.amax(-1)[..., None, None]
-        return scale.masked_fill(scale == float("-inf"), 0.0)
+            return largest.new_full((*largest.shape[:2], 1, 1), float("-inf"))
+        return largest.amax(-1)[..., None, None]
 
     def key(self, x: Tensor, projection: Tensor | None, log_scale: Tensor | None) -> Tensor:
         """Return key features: (…, E) -> (…, F), divided by exp(log_scale) unless it is None."""

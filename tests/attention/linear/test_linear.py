@@ -205,6 +205,24 @@ def test_favor_survives_keys_of_large_norm():
     torch.testing.assert_close(layer.float()(x.float()).double(), exact, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("step", [1, 2, 5])
+def test_favor_decodes_keys_of_large_norm_behind_masked_tokens(step):
+    """Masked tokens have no factor: one of theirs would lose the keys, which underflow."""
+    layer = make("linear, favor").eval().float()
+    with torch.no_grad():
+        layer.key_proj.bias += 14.0
+    x, mask = torch.randn(1, 11, EMBED), torch.arange(11)[None] >= 4
+
+    def decoded(x, mask):
+        cache = layer.new_cache()
+        parts = zip(x.split(step, 1), mask.split(step, 1), strict=True)
+        return torch.cat([layer(x, key_mask=m, is_causal=True, cache=cache) for x, m in parts], 1)
+
+    found, alone = decoded(x, mask)[:, 4:], decoded(x[:, 4:], mask[:, 4:])
+    assert (alone - layer.out_proj.bias).abs().max() > 0.1
+    torch.testing.assert_close(found, alone, rtol=1e-3, atol=1e-3)
+
+
 def test_normalised_favor_features_do_not_depend_on_other_keys():
     """A key whose features are e³⁰⁰ below those of another has shares and gradients, too."""
     features, x = FeatureMap("favor", norm="sum"), torch.randn(1, 1, 2, 5)
