@@ -69,7 +69,8 @@ def replace_attention(
 
     All other parts of the model are unchanged, including their weights and state-dict names.
     Replaced layers keep the relative position table, the window shift and
-    the output dropout. Dropout of attention weights is an argument of the new layer.
+    the output dropout. Dropout of attention weights is an argument of the new layer. If a layer
+    cannot be replaced, none is.
 
     Args:
         attention: called once per layer as `attention(embed_dim, head_dim=E, num_heads=H)`; the
@@ -98,11 +99,14 @@ def replace_attention(
     for place in chosen:
         _check(place, allow_padding)
     slot = key_slot(model) or KeySlot()
+    layers = []  # all of them first: an error leaves the model as it was
     for place in chosen:
         old = place.block.attn
         layer = _make(made[place.index], old, heads[place.index])
         copy_weights(old, layer) if init == "copy" else draw_weights(layer)
-        layer.to(old.proj.weight.device, old.proj.weight.dtype)
+        layers.append(layer.to(old.proj.weight.device, old.proj.weight.dtype))
+    for place, layer in zip(chosen, layers, strict=True):
+        old = place.block.attn
         if isinstance(old, TimmWindowAttention):
             layer.core.auto_kind = "window"
             place.block.attn = WindowAttention(layer, old, slot, place.index)

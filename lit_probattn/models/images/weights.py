@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -122,15 +123,15 @@ def load_timm_state_dict(
         required = {f"{r}.{part}.weight" for r in replaced for part in ("qkv", "proj")}
         if required - state.keys():
             raise ValueError(f"missing from the state dict: {sorted(required - state.keys())[0]}")
+    filled: dict[str, Tensor] = {}  # all of it first: an error leaves the model as it was
+    copied = list(replaced) if projections else []
+    for name in copied:
+        layer, parts = copy.deepcopy(replaced[name].attention), ("qkv", "proj")
+        keys = [f"{part}.{kind}" for part in parts for kind in KINDS]
+        copy_projections({k: state[f"{name}.{k}"] for k in keys if f"{name}.{k}" in state}, layer)
+        filled |= {f"{name}.attention.{key}": value for key, value in layer.state_dict().items()}
     loaded = [name for name in own if name not in inside]
-    model.load_state_dict({name: state[name] for name in loaded}, strict=False)
-    copied = []
-    for name, module in replaced.items() if projections else ():
-        start = len(name) + 1
-        parts = {key[start:]: state[key] for key in state if key in theirs and key.startswith(name)}
-        parts = {key: value for key, value in parts.items() if f"{name}.{key}" in state}
-        copy_projections(parts, module.attention)
-        copied.append(name)
+    model.load_state_dict({name: state[name] for name in loaded} | filled, strict=False)
     projected = {f"{r}.attention.{p}.{kind}" for r in copied for p in PROJECTIONS for kind in KINDS}
     return LoadReport(loaded, copied, sorted(inside - projected))
 

@@ -214,6 +214,16 @@ def test_wrong_choices_are_refused(make, options, message):
         replace_attention(make(), hard_fish, **options)
 
 
+@pytest.mark.parametrize("init", ["fresh", "copy"])
+def test_a_refused_replacement_leaves_the_model_as_it_was(init):
+    """The second stage has 4 heads; layers of the first one could be replaced."""
+    model = swin()
+    before = [type(module) for module in model.modules()]
+    with pytest.raises(ValueError, match="num_global_heads"):
+        replace_attention(model, hard_fish, global_heads={0: 2, 1: 5}, init=init)
+    assert [type(module) for module in model.modules()] == before
+
+
 def test_what_cannot_be_replaced_is_named():
     with pytest.raises(ValueError, match="has no global heads"):
         replace_attention(swin(), SoftmaxAttention, head_ratio=2.0)

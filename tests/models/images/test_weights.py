@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from lit_probattn.attention import SoftmaxAttention
+from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.models.images import load_timm_state_dict, replace_attention
 from tests.models.images.made import hard_fish, hard_gfish, pictures, swin, vit
 
@@ -58,6 +58,17 @@ def test_timm_state_dict_fills_softmax_layers_too(make):
     report = load_timm_state_dict(ours, theirs.state_dict(), projections=True)
     assert report.left_fresh == []
     torch.testing.assert_close(ours(pictures()), theirs(pictures()), rtol=0, atol=1e-4)
+
+
+def test_projections_that_do_not_fit_are_refused_and_change_nothing():
+    """Those of a layer with two keys per position, after those of one with one."""
+    model = swin(seed=2)
+    replace_attention(model, SoftmaxAttention, stages=[0])
+    replace_attention(model, MGKAttention, stages=[1])
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match="one key per position"):
+        load_timm_state_dict(model, swin(seed=1).state_dict(), projections=True)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def test_state_dict_of_another_model_is_refused_and_changes_nothing():
