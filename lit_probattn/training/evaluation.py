@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -51,9 +52,10 @@ _UNDECIDING = (
     *(f"{_ARGUMENTS}.{name}" for name in ("lr", "betas", "eps", "weight_decay", "compile")),
     *(f"{_ARGUMENTS}.{name}" for name in ("schedule", "schedule_steps", "warmup_steps")),
     *(f"{_ARGUMENTS}.{name}" for name in ("cycle_momentum", "activation_checkpointing")),
-    *(f"{_ATTENTION}.init_args.{name}" for name in ("backend", "dropout")),
     *(f"data.init_args.{name}" for name in ("batch_size", "eval_batch_size", "pad_multiple")),
 )
+# Also those of one layer, or of an encoder.
+_UNDECIDING_AT_ANY_DEPTH = re.compile(rf"{re.escape(_ARGUMENTS)}\.(.*\.)?(backend|\w*dropout)")
 _SETTING = "run.test_during_training"
 _LIMITS = {"test": "limit_test_batches", "predict": "limit_predict_batches"}
 
@@ -118,7 +120,7 @@ def differences(checkpoint: Path, config: dict[str, Any], sources: Sources) -> d
     found = [
         key
         for key in config_differences(own, config)
-        if key.startswith(_DECIDING) and key not in _UNDECIDING and _is_known(key, known)
+        if key.startswith(_DECIDING) and _decides(key) and _is_known(key, known)
     ]
     others = [key for key in found if key == "model.class_path" or key.startswith(_ATTENTION)]
     if others:
@@ -131,6 +133,10 @@ def differences(checkpoint: Path, config: dict[str, Any], sources: Sources) -> d
         )
     changed = {key: flat.get(key) for key in found}
     return changed | dict.fromkeys(source_differences(folder, sources), "changed")
+
+
+def _decides(key: str) -> bool:
+    return key not in _UNDECIDING and _UNDECIDING_AT_ANY_DEPTH.fullmatch(key) is None
 
 
 def _is_known(key: str, known: Iterable[str]) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import yaml
 
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.configs import read_yaml
@@ -175,6 +176,34 @@ def test_what_decides_no_score_is_no_difference(trained):
     now["seed_everything"] = 7
     assert differences(checkpoint, now, dict) == {"seed_everything": 7}
     assert differences(folder / "checkpoints/converted.ckpt", now, dict) == {}
+
+
+@pytest.mark.parametrize(
+    ("option", "decides"),
+    [
+        ("attention.init_args.default.init_args.backend", False),
+        ("attention.init_args.layers.1.init_args.dropout", False),
+        ("encoder_attention.init_args.backend", False),
+        ("attention_dropout", False),
+        ("attention_bias", True),
+        ("attention.init_args.layers.1.init_args.num_heads", True),
+    ],
+)
+def test_backends_and_dropout_of_any_attention_decide_no_score(option, decides, tmp_path):
+    def configured(value):
+        *parents, last = f"model.init_args.{option}".split(".")
+        found = {last: value}
+        for parent in reversed(parents):
+            found = {parent: found}
+        return found
+
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(configured(1)), encoding="utf-8")
+    checkpoint = tmp_path / "checkpoints/step-00000006.ckpt"
+    if decides:
+        with pytest.raises(ConfigError, match=option):
+            differences(checkpoint, configured(2), dict)
+    else:
+        assert differences(checkpoint, configured(2), dict) == {}
 
 
 def test_the_version_with_this_configuration_is_scored(trained, tmp_path, capsys):
