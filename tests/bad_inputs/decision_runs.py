@@ -49,8 +49,8 @@ def _test(*more: str) -> str:
     return _told(["test", "--config", config, "--ckpt_path", "last", *more])
 
 
-def _study(folder: Path, *more: str) -> str:
-    out = ("--device", "cpu", "--out", str(folder / "out"))
+def _study(folder: Path, *more: str, device: str = "cpu") -> str:
+    out = ("--device", device, "--out", str(folder / "out"))
     return _told(["analyse", "returns", "--checkpoint", str(_trained()), *out, *more])
 
 
@@ -102,3 +102,5 @@ def cases() -> Iterator[Case]:
     yield case("`returns --episodes 0`", lambda f: _study(f, "--episodes", "0"))
     yield case("`returns --targets nan`", lambda f: _study(f, "--targets", "3", "nan"))
     yield case("`returns` of another task", _of_text)
+    for device in ("meta", "mps", "gpu"):
+        yield case(f"`returns --device {device}`", partial(_study, device=device))
