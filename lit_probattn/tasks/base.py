@@ -258,6 +258,16 @@ class Task(pl.LightningModule):
         """Score one batch of the test split."""
         self.evaluate(batch, "test")
 
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        """Raise; a subclass with predictions returns those of the real rows of a batch.
+
+        Raises:
+            ValueError: the task has no predictions.
+        """
+        raise ValueError(
+            f"{type(self).__name__} has no predictions: its scores are those of the command test"
+        )
+
     def finish_predictions(self, table: Any) -> Any:
         """Return the table that `predict` writes, from the rows of all `predict_step` calls."""
         return table

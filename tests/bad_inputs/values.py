@@ -13,7 +13,8 @@ from tests.bad_inputs.cases import Case, command_error, fit
 from tests.datamodules.images.made import write_images
 from tests.datamodules.text import made as made_text
 from tests.support.paths import ROOT
-from tests.support.runs import arguments, write_attention
+from tests.support.runs import arguments, run, write_attention
+from tests.tasks import tiny
 
 ARGS = "model.init_args.attention.init_args"
 
@@ -183,6 +184,7 @@ def _pairs() -> Iterator[Case]:
         "linear attention: unknown feature map", variant("LinearAttention", feature_map="tanh")
     )
     yield case("a model of text on pictures' data", _pictures)
+    yield case("`predict` of a masked language model", _predict_masked)
     yield case(
         "rotary positions without rotary heads",
         _language_model("--model.init_args.positions", "rotary", text=True),
@@ -194,6 +196,13 @@ def _pictures(folder: Path) -> str:
     data = ["--data", "datamodules.ImageNet", "--data.init_args.data_dir", str(folder)]
     data += ["--data.init_args.image_size", "16"]
     return command_error(arguments("fit", folder, *data))
+
+
+def _predict_masked(folder: Path) -> str:
+    made_text.write(folder)
+    words = tiny.command("fit", "masked_lm", folder, data_dir=folder, cache_dir=folder / "cache")
+    run([*words, "--trainer.max_steps", "1", "--trainer.limit_val_batches", "0"])
+    return command_error(["predict", *words[1:], "--ckpt_path", "last"])
 
 
 def _shared_by_layers(folder: Path) -> str:
