@@ -105,7 +105,7 @@ def _lines(options: argparse.Namespace) -> list[str]:
     for name in options.use or ():
         if name not in chosen:
             raise ConfigError(f"--use: unknown attention {name!r}{nearest(name, chosen)}")
-    rows = rows_of(Path(options.measured)) if options.measured else []
+    rows = rows_of(Path(options.measured), question) if options.measured else []
     found = answers(chosen, question)
     found = with_times(found, rows, question)
     if options.sort == "time" and all(each.training_s is None for each in found):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -29,11 +30,15 @@ def check_device(name: str) -> None:
         raise ConfigError(f"--device: unknown device {name!r}{nearest(name, DEVICES)}")
 
 
-def rows_of(folder: Path) -> list[ProfileRow]:
+def rows_of(folder: Path, question: Question) -> list[ProfileRow]:
     """Return the measured times in a results folder of `lit-probattn sweep`.
 
+    Args:
+        folder: the results folder.
+        question: its mask must be that of the sweep, since rows do not contain it.
+
     Raises:
-        ConfigError: there are no rows, or their file is corrupt.
+        ConfigError: there are no rows, a file is missing or corrupt, or the mask is another one.
     """
     from profiling.measure.rows import read_rows  # pandas: half a second
 
@@ -47,6 +52,17 @@ def rows_of(folder: Path) -> list[ProfileRow]:
         rows = read_rows(path)
     except ConfigError as error:
         raise ConfigError(f"--measured {folder}: {error}") from error
+    note = folder / "sweep.json"
+    try:
+        is_causal = json.loads(note.read_text(encoding="utf-8"))["model"]["is_causal"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"--measured {folder}: missing or invalid sweep.json; pass the results folder of "
+            "`lit-probattn sweep`"
+        ) from error
+    if is_causal is not question.is_causal:
+        told = "causal attention: add --causal" if is_causal else "no causal mask: omit --causal"
+        raise ConfigError(f"--measured {folder}: its times are of {told}")
     return [row for row in rows if row.quantity == "time" and row.status == "ok"]
 
 
@@ -79,5 +95,5 @@ def _is_there(row: ProfileRow, question: Question) -> bool:
     if place != (*wanted, question.head_dim, "auto") or row.dtype != "float32":
         return False
     same_kind = row.device.startswith(question.kind)
-    named = question.device in ("cpu", "cuda") or question.device in row.device_name.lower()
-    return same_kind and named
+    words = re.split(r"\W+", row.device_name.lower())  # A10 is neither A100 nor A10G
+    return same_kind and (question.device in ("cpu", "cuda") or question.device in words)

@@ -20,6 +20,7 @@ from lit_probattn.attention.own import derived
 from lit_probattn.commands.ask import layers, models
 from lit_probattn.commands.ask.command import main, ranked, table
 from lit_probattn.commands.ask.layers import Answer, Question, answer
+from lit_probattn.commands.ask.measured import GPUS, with_times
 from lit_probattn.commands.ask.models import TESTED, changes
 from lit_probattn.compare.own import read_row
 from lit_probattn.configs import attention_entry
@@ -33,6 +34,7 @@ from profiling.measure.rows import row_store
 from profiling.sweep.config import load_sweep
 from profiling.sweep.plan import make_plan
 from profiling.sweep.points import measure_point
+from profiling.sweep.run import claim_folder
 from tests.profiling.helpers import sweep as small_sweep
 from tests.support.paths import CONFIGS
 from tests.support.slow import mostly_slow
@@ -275,11 +277,54 @@ def test_small_numbers_are_not_zero_and_given_flags_are_not_asked_for(few, tmp_p
 
 
 def test_times_of_other_sizes_are_no_order(few, tmp_path, capsys):
+    claim_folder(config_of_times(), tmp_path)
     rows = measure_point(make_plan(config_of_times(), tmp_path)[0])
     row_store(tmp_path / "rows.jsonl").add(*rows)
     words = ["--embed_dim", "16", "--seq_len", "9", "--num_heads", "2", "--batch", "1"]
     assert main([*words, "--measured", str(tmp_path), "--sort", "time"]) == 2
     assert f"--sort time: {tmp_path} has no times for these sizes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("of_sweep", [False, True])
+@pytest.mark.parametrize("asked", [False, True])
+def test_times_of_another_mask_are_refused(few, of_sweep, asked, tmp_path, capsys):
+    config = config_of_times()
+    config.model.is_causal = of_sweep
+    claim_folder(config, tmp_path)
+    row_store(tmp_path / "rows.jsonl").add(*measure_point(make_plan(config, tmp_path)[0]))
+    words = ["--embed_dim", "16", "--seq_len", "8", "--num_heads", "2", "--batch", "1"]
+    words += ["--measured", str(tmp_path), *(["--causal"] if asked else [])]
+    assert main(words) == (0 if asked is of_sweep else 2)
+    assert ("--causal" in capsys.readouterr().err) is (asked is not of_sweep)
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", "{}"])
+def test_times_without_the_sweep_that_measured_them_are_refused(few, content, tmp_path, capsys):
+    rows = measure_point(make_plan(config_of_times(), tmp_path)[0])
+    row_store(tmp_path / "rows.jsonl").add(*rows)
+    if content is not None:
+        (tmp_path / "sweep.json").write_text(content)
+    test_what_is_wrong_is_one_line([*SIZES, "--measured", str(tmp_path)], "sweep.json", capsys)
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA A10", "a10"),
+        ("NVIDIA GH200 480GB", "gh200"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA GeForce RTX 4090", "rtx"),
+        ("Tesla T4", "t4"),
+    ],
+)
+def test_times_are_those_of_the_gpu_that_is_named(name, model, tmp_path):
+    row, *_ = measure_point(make_plan(config_of_times(), tmp_path)[0])
+    row = row.model_copy(update={"device": "cuda", "device_name": name})
+    mine = Answer.of("", row.attention_class, json.loads(row.attention_args), num_heads=2)
+    questions = [Question(16, 8, 4, batch_size=1, device=device) for device in GPUS]
+    timed = [with_times([mine], [row], question)[0].training_s for question in questions]
+    assert [gpu for gpu, seconds in zip(GPUS, timed, strict=True) if seconds] == [model]
 
 
 def config_of_times():
