@@ -10,8 +10,10 @@ import pytest
 from profiling.report.efficiency import efficiency_lines
 from profiling.report.names import variant_name
 
+MADE = {"machine": "CPU, 2 logical cores, 1 threads", "command": "python -m study"}
 
-def sweep(folder, ratios):
+
+def sweep(folder, ratios, baseline=8):
     """Write ratios of sMGK over softmax, one per length; return the report's data."""
     folder.mkdir(parents=True)
     rows = [
@@ -21,22 +23,30 @@ def sweep(folder, ratios):
         for mode in ("eval", "train")
     ]
     pd.DataFrame(rows).to_csv(folder / "ratios.csv")
-    options = [{"num_heads": 8}, {"num_heads": 4, "shifted_keys": True}]
+    options = [{"num_heads": baseline}, {"num_heads": 4, "shifted_keys": True}]
     classes = ["SoftmaxAttention", "MGKAttention"]
     variants = [
         {"variant": name, "attention_class": cls, "attention_args": json.dumps(given)}
         for name, cls, given in zip("ab", classes, options, strict=True)
     ]
-    return {"about": {"variants": variants}}
+    return {"about": {"variants": variants}, "made": MADE}
 
 
-def timed(folder, low, high):
+def timed(folder, low, high, **made):
     """Write the ratio of a step's time, without counts."""
     folder.mkdir(parents=True)
     row = {"variant": "MGK, 4 heads", "form": "package", "attention_dropout": 0.1}
     row |= {"time_over_softmax": 0.9, "time_over_softmax_p20": low, "time_over_softmax_p80": high}
     pd.DataFrame([row]).to_csv(folder / "ratios.csv")
-    return {"about": {}}
+    return {"about": {}, "made": MADE | made}
+
+
+def kernels(folder, ratios):
+    """Write ratios of the times of MGK's kernel."""
+    folder.mkdir(parents=True)
+    row = {"comparison": "MGK / softmax", "timed": "graph"}
+    pd.DataFrame([row | {"time_ratio": r} for r in ratios]).to_csv(folder / "rows.csv")
+    return {"about": {}, "made": MADE}
 
 
 def test_counts_and_times_of_reports_are_one_answer(tmp_path):
@@ -62,6 +72,37 @@ def test_a_variant_is_cheaper_only_if_every_point_is(ratios, count, tmp_path):
 def test_a_time_within_the_spread_is_not_shorter(tmp_path):
     reports = {tmp_path / "step": timed(tmp_path / "step", 0.8, 1.05)}
     assert "0 of 1 training steps are faster" in "\n".join(efficiency_lines(tmp_path, reports))
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        {"machine": "NVIDIA H200"},
+        {"command": "python -m study --mode eval"},
+        {"command": "python -m study --mode=eval --batch 1"},
+    ],
+)
+def test_times_of_a_gpu_and_of_inference_are_not_those_of_training_on_a_cpu(made, tmp_path):
+    reports = {tmp_path / "cost": sweep(tmp_path / "cost", [0.5])}
+    reports[tmp_path / "step"] = timed(tmp_path / "step", 0.8, 0.95, **made)
+    assert "CPU" not in "\n".join(efficiency_lines(tmp_path, reports))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_variant_of_several_reports_is_judged_by_all(reverse, tmp_path):
+    """The worst report decides, in any order."""
+    reports = {
+        tmp_path / "a": sweep(tmp_path / "a", [1.2], baseline=4),
+        tmp_path / "b": sweep(tmp_path / "b", [0.5]),
+        tmp_path / "c": timed(tmp_path / "c", 0.8, 1.1),
+        tmp_path / "d": timed(tmp_path / "d", 0.8, 0.9),
+        tmp_path / "e": kernels(tmp_path / "e", [0.6, 1.3]),
+        tmp_path / "f": kernels(tmp_path / "f", [0.5]),
+    }
+    given = dict(reversed(reports.items())) if reverse else reports
+    text = "\n".join(efficiency_lines(tmp_path, given))
+    for part in ("0 of 1 variants", "0 of 1 training steps", "0 of 1 kernels", "MGK 0.50 – 1.30"):
+        assert part in text
 
 
 def test_without_ratios_there_is_no_answer(tmp_path):
