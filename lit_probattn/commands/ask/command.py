@@ -37,6 +37,8 @@ SORTS: dict[str, Callable[[Answer], float | None]] = {
     "parameters": lambda each: each.parameters,
     "time": lambda each: each.training_s,
 }
+_OF_A_MODEL = ("swap", "heads")
+_OF_BOTH = ("model", "seq_len", "json")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -76,10 +78,24 @@ def make_parser() -> argparse.ArgumentParser:
 @reports(ConfigError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; return the exit status: 2 for a user error, with one line."""
-    options = make_parser().parse_args(arguments)
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    _reject_unused(parser, options)
     lines = _model_lines(options) if options.model is not None else _lines(options)
     print("\n".join(lines))
     return 0
+
+
+def _reject_unused(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Raise for a flag of the other kind of question: of one layer, or of a model."""
+    for name, value in vars(options).items():
+        if name in _OF_BOTH or value == parser.get_default(name):
+            continue
+        if options.model is not None and name not in _OF_A_MODEL:
+            raise ConfigError(f"--model does not support --{name}, which applies to one layer")
+        if options.model is None and name in _OF_A_MODEL:
+            hint = "; the heads of one layer are --num_heads" if name == "heads" else ""
+            raise ConfigError(f"--{name} requires --model{hint}")
 
 
 def _lines(options: argparse.Namespace) -> list[str]:
@@ -195,12 +211,11 @@ def _foot(found: Sequence[Answer], options: argparse.Namespace) -> list[str]:
 
 
 def _model_lines(options: argparse.Namespace) -> list[str]:
-    for name in ("attention", "use", "measured", "write_sweep"):
-        if getattr(options, name) is not None:
-            raise ConfigError(f"--model does not support --{name}, which applies to one layer")
     from lit_probattn.commands.ask.models import changes
 
     seq_len = 512 if options.seq_len is None else options.seq_len
+    if seq_len < 1:
+        raise ConfigError(f"--seq_len must be at least 1, received {seq_len}")
     found, note = changes(options.model, options.swap, options.heads, seq_len)
     if options.json:
         content = {"model": options.model, "swap": options.swap, "heads": options.heads}

@@ -333,6 +333,12 @@ def config_of_times():
 
 
 SIZES = ["--embed_dim", "32", "--seq_len", "64"]
+OF_A_LAYER = [
+    *(["--embed_dim", "32"], ["--num_heads", "4"], ["--batch", "2"], ["--dropout", "0.2"]),
+    *(["--causal"], ["--equal_heads"], ["--device", "h200"], ["--sort", "time"]),
+    *(["--attention", "mgk"], ["--use", "mgk"], ["--measured", "a"]),
+]
+OF_A_MODEL = [["--heads", "0.25"], ["--swap", "smgk"]]
 
 
 @pytest.mark.parametrize(
@@ -361,6 +367,9 @@ SIZES = ["--embed_dim", "32", "--seq_len", "64"]
         ([*SIZES, "--attention", "smgkk"], "unknown attention 'smgkk'; did you mean 'smgk'"),
         (["--model", "vit", "--write_sweep", "a.yaml"], "--model does not support --write_sweep"),
         ([*SIZES, "--measured", "nowhere"], "--measured nowhere: missing rows.jsonl"),
+        *((["--model", "timm:vit", *words], words[0]) for words in OF_A_LAYER),
+        *(([*SIZES, *words], f"{words[0]} requires --model") for words in OF_A_MODEL),
+        (["--model", "timm:vit", "--seq_len", "-3"], "--seq_len must be at least 1, received -3"),
         (["--model", "vit"], "expected timm:NAME or hf:TYPE"),
         (["--model", "timm:vit_smal_patch16_224"], "did you mean 'vit_small_patch16_224'?"),
     ],
