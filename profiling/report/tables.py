@@ -83,8 +83,10 @@ def _trend(metric: str, group: pd.DataFrame) -> str:
         if group[axis].nunique() < 2 or axis not in _varying(group, metric):
             continue
         kinds: dict[str, list[int]] = {}
-        for value, line in group.groupby(other):
-            steps = line.sort_values(axis)[column].diff().dropna()
+        rest = [c for c in PLACE if c not in (axis, other)]
+        for value, part in group.groupby(other):
+            lines = part.groupby(rest, dropna=False)
+            steps = pd.concat([one.sort_values(axis)[column].diff().dropna() for _, one in lines])
             kinds.setdefault(f"{_kind(steps)} {_LETTERS[axis]}", []).append(int(value))
         places = [f"{k} at {_LETTERS[other]} = {', '.join(map(str, v))}" for k, v in kinds.items()]
         found.append(", ".join(places if len(kinds) > 1 else kinds))

@@ -34,6 +34,17 @@ def test_courses_that_differ_name_their_places():
     assert found == "rises with N at D = 8, falls with N at D = 16; rises with D"
 
 
+@pytest.mark.parametrize("step", [0.1, -0.1])
+def test_the_course_along_an_axis_is_that_of_each_line(step):
+    """A third axis that varies makes several lines, and not one with jumps."""
+    tables = [
+        ratio_rows({(8, 64): 0.5, (8, 128): 0.5 + step}, grid_heads=4),
+        ratio_rows({(8, 64): 0.9, (8, 128): 0.9 + step}, grid_heads=8),
+    ]
+    (line,) = extremes_table(pd.concat(tables, ignore_index=True))[2:-1]
+    assert line.endswith(f"| {'rises' if step > 0 else 'falls'} with N; rises with H |")
+
+
 def test_the_smallest_and_the_largest_ratio_have_their_places():
     lines = extremes_table(
         ratio_rows({(8, 64): 0.9, (8, 128): 0.5, (16, 64): 1.25, (16, 128): 0.6})
