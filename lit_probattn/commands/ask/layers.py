@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lit_probattn.attention import Attention
+from lit_probattn.attention import Attention, AttentionFactory
 from lit_probattn.attention.call import outline
 from lit_probattn.base.config_files import comment_of, file_named, find, list_attention
 from lit_probattn.base.errors import ConfigError, UnsupportedError
@@ -24,7 +25,7 @@ from lit_probattn.base.memory import (
     predicted_bytes,
     predicting,
 )
-from lit_probattn.configs import attention_entry, class_of
+from lit_probattn.configs import attention_entry, attention_factory, class_of
 from lit_probattn.kernels.operator import IMPLEMENTATIONS
 from lit_probattn.kernels.runtime import recording
 from lit_probattn.randomness import RandomKey
@@ -196,10 +197,10 @@ def answer(name: str, question: Question) -> Answer:
     known = Answer.of(name, path, options, good_for=good_for(name))
     try:
         options |= {**heads(options, question, base), "dropout": question.dropout}
-        if options.get("num_kv_heads", 0) > options["num_heads"]:
+        if (options.get("num_kv_heads") or 0) > options["num_heads"]:
             options["num_kv_heads"] = options["num_heads"]
         return _costs(known, question)
-    except (ConfigError, ValueError, NotImplementedError) as error:
+    except (ConfigError, TypeError, ValueError, NotImplementedError) as error:
         text = " ".join(str(error).split())
         return replace(known, problem=text)
 
@@ -230,9 +231,14 @@ def _costs(known: Answer, question: Question) -> Answer:
 
 def build(known: Answer, question: Question) -> Attention:
     """Return a layer of the variant on the current default device."""
-    cls = class_of(known.class_path)
-    layer: Attention = cls(question.embed_dim, head_dim=question.head_dim, **known.options)
-    return layer
+    factory = _factory(known.class_path, json.dumps(known.options))
+    return factory(question.embed_dim, head_dim=question.head_dim)
+
+
+@functools.lru_cache(maxsize=1)
+def _factory(class_path: str, options: str) -> AttentionFactory:
+    """Return the factory of other commands; an answer builds three layers with it."""
+    return attention_factory(class_path, json.loads(options))
 
 
 def operations(layer: Attention, seq_len: int) -> int:

@@ -211,6 +211,18 @@ def test_nothing_is_compiled_to_answer(monkeypatch):
     assert answer("smgk", SMALL).problem is None
 
 
+@pytest.mark.parametrize("text", ["num_kv_heads: null", "bias: 'false'", "dropout: '0.2'"])
+def test_a_file_is_the_layer_that_other_commands_build(text, tmp_path):
+    """Words in quotation marks, and null, are values of the types of the class."""
+    path = tmp_path / "mine.yaml"
+    options = f"{{num_heads: 8, {text}}}"
+    entry = f"{{class_path: lit_probattn.attention.SoftmaxAttention, init_args: {options}}}"
+    path.write_text(f"model: {{init_args: {{attention: {entry}}}}}\n")
+    found = answer(str(path), SMALL)
+    assert found.problem is None
+    assert found.parameters == lit_probattn.create(str(path), 32, 4).count_parameters()
+
+
 def test_the_order_is_that_of_the_numbers():
     made = [
         Answer.of(
