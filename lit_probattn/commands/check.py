@@ -59,6 +59,7 @@ def _class(name: str) -> type[Attention]:
 
 def _arguments(words: Sequence[str]) -> dict[str, Any]:
     import yaml
+    from jsonargparse import get_loader  # as on the command line of `fit`: 1e-3 is a number
 
     found: dict[str, Any] = {}
     for word in words:
@@ -66,21 +67,20 @@ def _arguments(words: Sequence[str]) -> dict[str, Any]:
         if not equals or not name.isidentifier():
             raise ConfigError(f"--init_args {word}: expected KEY=VALUE")
         try:
-            found[name] = yaml.safe_load(value)
+            found[name] = get_loader("yaml")(value)
         except yaml.YAMLError:
             raise ConfigError(f"--init_args {word}: the value is not valid YAML") from None
     return found
 
 
 def _sizes(given: dict[str, Any]) -> tuple[int, int]:
-    """Return width and number of heads; width and head size are fixed by the contract."""
+    """Return width and number of heads; width, head size and dropout are those of the contract."""
     from lit_probattn.attention.own.contract import EMBED, HEAD
 
-    for name, value in (("embed_dim", EMBED), ("head_dim", HEAD)):
+    for name in ("embed_dim", "head_dim", "dropout"):
         if name in given:
             raise ConfigError(f"--init_args {name}: set by the checks; remove it")
-        if name != "embed_dim":
-            given[name] = value
+    given["head_dim"] = HEAD
     return EMBED, given.pop("num_heads", _NUM_HEADS)
 
 

@@ -43,6 +43,11 @@ class Leaves(Attention):
 class LeavesLater(Attention):
     def reference_scores(self, query, key):
         raise SystemExit(0)
+
+class Wants(Attention):
+    def __init__(self, *args, value, **options):
+        super().__init__(*args, **options)
+        raise ValueError(repr(value))
 """
 
 
@@ -82,6 +87,14 @@ def test_a_broken_promise_is_named_with_its_remedy(module, capsys, cls, broken):
         assert remedy.strip() == f"remedy: {CHECKS[name].remedy}"
 
 
+@pytest.mark.parametrize(
+    ("text", "value"), [("1e-3", 1e-3), ("2", 2), ("null", None), ("true", True)]
+)
+def test_values_are_those_of_the_command_line_of_fit(module, capsys, text, value):
+    assert check("my_broken.Wants", "--init_args", f"value={text}") == 2
+    assert capsys.readouterr().err == f"error: cannot build Wants: {value!r}\n"
+
+
 def test_a_class_that_ends_the_process_fails_its_checks(module, capsys):
     assert check("my_broken.LeavesLater") == 1
     assert "causality         FAILED\n" in capsys.readouterr().out
@@ -109,6 +122,8 @@ def test_a_module_that_raises_while_it_is_imported_is_one_line(module, capsys, r
         (["my_broken.Peeking", "--init_args", "x"], "--init_args x: expected KEY=VALUE"),
         (["my_broken.Peeking", "--init_args", "dropouts=0"], "did you mean 'dropout'"),
         (["my_broken.Peeking", "--init_args", "head_dim=8"], "head_dim: set by the checks"),
+        (["my_broken.Peeking", "--init_args", "embed_dim=8"], "embed_dim: set by the checks"),
+        (["my_broken.Peeking", "--init_args", "dropout=0.1"], "dropout: set by the checks"),
     ],
 )
 def test_wrong_usage_is_one_line(module, capsys, words, message):
