@@ -25,10 +25,12 @@ def _with_task(words: list[str]) -> list[str]:
         return words
     from lit_probattn.configs import read_yaml
 
-    data = read_yaml(named_files("task")[words[1]])["data"]
+    data = read_yaml(named_files("task")[words[1]]).get("data")
+    if not isinstance(data, dict) or not isinstance(data.get("class_path"), str):
+        raise ConfigError(f"task {words[1]}: its file sets no data.class_path")
     names = {class_name: name for name, (_, class_name) in REGISTRY.items()}
-    class_name = data["class_path"].rpartition(".")[2]
-    if class_name not in names:
+    package, *_, class_name = data["class_path"].split(".")
+    if package != "datamodules" or class_name not in names:
         raise ConfigError(f"task {words[1]}: {data['class_path']} is not a registered data set")
     options = data.get("init_args") or {}
     written = [f"--{name}={_text(value)}" for name, value in options.items()]

@@ -48,3 +48,28 @@ def test_what_is_neither_a_task_nor_a_data_set_is_one_line(capsys):
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "did you mean 'own_texts'?" in error
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("data: {class_path: elsewhere.ListOps}", "elsewhere.ListOps"),
+        ("data: {class_path: datamodules.Nothing}", "datamodules.Nothing"),
+        ("data: {class_path: 3}", "data.class_path"),
+        ("data: ListOps", "data.class_path"),
+        ("model: {}", "data.class_path"),
+    ],
+)
+def test_a_task_without_a_registered_data_set_is_one_line(
+    tmp_path, monkeypatch, capsys, text, named
+):
+    """A class of another package is not the registered one of the same name."""
+    path = tmp_path / "tasks/mine.yaml"
+    path.parent.mkdir()
+    path.write_text(f"{text}\n")
+    monkeypatch.setenv("LIT_PROBATTN_CONFIGS", str(tmp_path))
+    assert main(["data", "check", "mine"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "mine" in error
+    assert named in error
