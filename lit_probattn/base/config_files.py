@@ -24,7 +24,7 @@ import copy
 import functools
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,16 +143,27 @@ def files_in(folder: str | Path) -> dict[str, Path]:
 def _files_of(folder: Path) -> Iterator[Path]:
     """Yield the files in a folder and its subfolders, then those of bundles."""
     bundles = []
-    for path in folder.rglob("*.yaml"):
+    for path in _visible(folder.rglob("*.yaml"), folder):
         if is_bundle(path):
             bundles.append(path)
         else:
             yield path
     for above in [*folder.parents][: _DEEPEST - 1]:
-        bundles += above.glob(f"*{_BUNDLE}")
+        bundles += _bundles_in(above)
     for bundle in bundles:
         held = (bundle.parent / f"{name}.yaml" for name in names_in(bundle))
         yield from (path for path in held if path.is_relative_to(folder))
+
+
+def _bundles_in(folder: Path) -> list[Path]:
+    return sorted(_visible(folder.glob(f"*{_BUNDLE}"), folder))
+
+
+def _visible(paths: Iterable[Path], folder: Path) -> Iterator[Path]:
+    """Yield the paths in a folder that are not hidden, as an editor's links and copies are."""
+    for path in paths:
+        if not any(part.startswith(".") for part in path.relative_to(folder).parts):
+            yield path
 
 
 def run_stem(path: str | Path) -> str:
@@ -203,7 +214,7 @@ def bundle_of(path: Path) -> Path | None:
     holding = [
         bundle
         for folder in [*path.parents][:_DEEPEST]
-        for bundle in sorted(folder.glob(f"*{_BUNDLE}"))
+        for bundle in _bundles_in(folder)
         if _name_in(bundle, path) in names_in(bundle)
     ]
     places = [path, *holding] if path.exists() else holding

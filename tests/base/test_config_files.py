@@ -76,6 +76,19 @@ def test_a_path_is_looked_for_as_given_then_in_own_folders_then_in_the_shipped_o
     assert find(other) == other
 
 
+@pytest.mark.parametrize("name", [".#mine.yaml", ".#mine.bundle.yaml", ".mine.yaml"])
+@pytest.mark.parametrize("place", [".", "attention", "attention/.copies"])
+def test_links_and_copies_of_an_editor_are_no_configurations(name, place, folders):
+    """An editor keeps a dangling link `.#mine.yaml` beside a file that has unsaved changes."""
+    _, first, _ = folders
+    known = named_files("attention")
+    link = first / place / name
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to("user@host.1234")
+    assert named_files("attention") == known
+    assert file_named("attention", "smgk") == str(CONFIGS / "attention/smgk.yaml")
+
+
 @pytest.mark.parametrize("name", ["configs/../x.yaml", "../configs/none.yaml", "/configs/x.yaml"])
 def test_paths_that_lead_out_of_the_folders_are_not_looked_for_there(name, folders):
     _, first, _ = folders
