@@ -181,7 +181,7 @@ class Page:
         return replace(self, tables={}, figures={}, body=_without_images(self.body)).text()
 
     def write(self, folder: Path, *, html: bool = False) -> list[Path]:
-        """Write the report; figures of an earlier report are deleted.
+        """Write the report; figures, tables and page of an earlier report are deleted.
 
         Args:
             folder: the report folder, created if needed.
@@ -195,6 +195,7 @@ class Page:
         """
         output_folder(folder)
         begin_output(folder / TEXT)
+        earlier = {HTML, *_tables_in(folder)}
         written: list[Path] = []
         for name, one in self.figures.items():
             path = folder / FIGURES / f"{name}{PNG}"
@@ -217,8 +218,19 @@ class Page:
             texts[HTML] = page_of(self.title, texts[TEXT], carried)
         for name, text in texts.items():
             replace_text(folder / name, text)
+        for name in earlier - set(texts):
+            (folder / name).unlink(missing_ok=True)
         end_output(folder / TEXT)
         return [*(folder / name for name in texts), *written]
+
+
+def _tables_in(folder: Path) -> set[str]:
+    """Return the names of the tables of an earlier report; none if it cannot be read."""
+    try:
+        found = json.loads((folder / DATA).read_text(encoding="utf-8"))["sha256"]
+        return {path.name for path in folder.glob("*.csv") if path.name in found}
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
 
 
 def _without_images(lines: Sequence[str]) -> list[str]:

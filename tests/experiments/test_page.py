@@ -81,6 +81,23 @@ def test_what_is_written(tmp_path):
     assert "Lines: ours. Measured on a GPU; revision abc1234, with the command above." in text
 
 
+def test_nothing_of_an_earlier_report_remains_beside_a_new_one(tmp_path):
+    """Other files of the folder do; a corrupt report.json names no tables."""
+    pytest.importorskip("markdown_it")
+    own = tmp_path / "mine.csv"
+    own.write_text("1")
+    page(tables={"rows": "1\n", "ratios": "1\n"}).write(tmp_path, html=True)
+    assert (tmp_path / "report.html").exists()
+    written = page().write(tmp_path)
+    left = {path for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {*written, own}
+    data = tmp_path / "report.json"
+    for content in ("{", "[]", "{}", '{"sha256": ["../x.csv"]}', '{"sha256": ["mine.csv/.."]}'):
+        data.write_text(content)
+        assert page().write(tmp_path) == written
+    assert own.exists()
+
+
 def test_a_figure_that_is_there_is_copied(tmp_path):
     page().write(tmp_path / "a")
     there = tmp_path / "a/figures/curve_one.png"
