@@ -13,6 +13,7 @@ from itertools import pairwise
 import pandas as pd
 
 from lit_probattn.experiments.expectations import (
+    VERDICTS,
     Estimate,
     Finding,
     Verdict,
@@ -151,7 +152,8 @@ def _bounded(claim: Claim, table: pd.DataFrame) -> Finding:
         best = min(found, key=lambda one: one.value)
         row = table.iloc[found.index(best)]
         text = f"smallest ratio {best.value:.3f} ({row['variant']}, {_place(row)})"
-        return Finding(text, best.side(-1, claim.reaches, strict=False), estimate=best)
+        verdicts = [one.side(-1, claim.reaches, strict=False) for one in found]
+        return Finding(text, max(verdicts, key=VERDICTS.index), estimate=best)
     assert claim.below is not None
     held = sum(one.value < claim.below for one in found)
     text = f"{_range(table)}; below {claim.below:g} at {held} of {len(table)} points"
@@ -199,8 +201,8 @@ def _step(before: Estimate, after: Estimate) -> Estimate:
 
 def _extent(numbers: Sequence[Estimate]) -> Estimate:
     """Return the ratio of the largest to the smallest estimate."""
-    ordered = sorted(numbers, key=lambda one: one.value)
-    return ordered[-1].over(ordered[0])
+    values, lows, highs = zip(*((one.value, one.low, one.high) for one in numbers), strict=True)
+    return Estimate(max(values) / min(values), max(lows) / min(highs), max(highs) / min(lows))
 
 
 def _beside(claim: Claim, wanted: Sequence[str], table: pd.DataFrame) -> Finding:

@@ -80,6 +80,25 @@ def test_a_time_has_the_spread_of_its_repeats(values, spread, found):
     assert verdict(frame, metric="time_median_s", below=1) == found
 
 
+def test_one_certain_point_reaches_a_bound_beside_a_smaller_uncertain_one():
+    frame = rows("time_median_s", 1.0, softmax={(8, 16): 10.0, (8, 32): 100.0}, a={(8, 16): 6.5})
+    claim = {"metric": "time_median_s", "reaches": 0.71}
+    assert verdict(frame, **claim) == "same direction"
+    certain = rows("time_median_s", 1.0, a={(8, 32): 69.0})
+    assert verdict(pd.concat([frame, certain], ignore_index=True), **claim) == "agrees"
+
+
+def test_two_certain_values_are_apart_between_two_uncertain_ones():
+    """102 and 94, while the extremes 103 and 93 are known to ± 20 only."""
+    parts = [("softmax", 102.0, 0.1), ("b", 94.0, 0.1), ("a", 103.0, 20.0), ("c", 93.0, 20.0)]
+    frames = [rows("time_median_s", spread, **{name: {(8, 16): v}}) for name, v, spread in parts]
+    names = [name for name, _, _ in parts]
+    config = sweep(variants={name: attention() for name in names}, baseline="softmax")
+    claim = Claim(metric="time_median_s", variants=names, within=0.05)
+    sentence = Sentence(says="it is so", holds=[claim])
+    assert judge(sentence, config, pd.concat(frames)).verdict == "differs"
+
+
 def test_a_time_that_falls_within_its_spread_has_only_the_direction():
     def found(spread, values=(9.0, 7.0)):
         own = dict(zip(FLAT, values, strict=True))
