@@ -30,6 +30,7 @@ _held: dict[Path, int] = {}
 def claim(path: Path, patience: float = 0.0) -> Iterator[int | None]:
     """Lock a file; yields its handle, or None if another process holds the lock.
 
+    Without support of the system or the file system, there is no lock, and a warning.
     Child processes that inherit the handle keep the lock.
 
     Args:
@@ -59,13 +60,8 @@ def _open(path: Path, mode: int) -> int:
 
 
 def _locked(handle: int, end: float) -> bool:
-    if fcntl is None:
-        warnings.warn(
-            "this system has no file locks: run only one command at a time in a folder of runs",
-            stacklevel=2,
-        )
-        return True
-    while True:
+    """Lock a handle; where the system or the file system has no locks, warn that there is none."""
+    while fcntl is not None:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
@@ -73,12 +69,20 @@ def _locked(handle: int, end: float) -> bool:
             if time.monotonic() >= end:
                 return False
             time.sleep(_POLL_SECONDS)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            break
+    warnings.warn(
+        "no file locks here: run only one command at a time in a folder of runs", stacklevel=2
+    )
+    return True
 
 
 def hold(path: Path) -> str | None:
     """Lock a file until `release` or exit; if another process holds it, return its description.
 
-    Forked processes do not inherit the lock. Without support of the file system there is no lock.
+    Forked processes do not inherit the lock. Without support, as `claim`.
     """
     if path in _held:
         return None
@@ -88,10 +92,9 @@ def hold(path: Path) -> str | None:
             told = os.read(handle, 500).decode(errors="replace")
             os.close(handle)
             return told or "another process"
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            os.close(handle)
-            raise
+    except OSError:
+        os.close(handle)
+        raise
     since = datetime.now(UTC).isoformat(timespec="seconds")
     os.ftruncate(handle, 0)
     os.write(handle, f"process {os.getpid()} on {socket.gethostname()} since {since}".encode())

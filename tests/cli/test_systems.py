@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import io
 import os
@@ -10,6 +11,7 @@ import sys
 
 import pytest
 
+from lit_probattn.base.locks import claim, hold, release
 from tests.support.forks import program
 from tests.support.paths import ROOT
 
@@ -53,6 +55,34 @@ assert command.wait() == 0
 assert "lra_listops" in Path("log").read_text(encoding="utf-8")
 print("all of it")
 """
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL])
+def test_file_systems_without_locks_are_one_warning(number, tmp_path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+
+    def flock(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.warns(UserWarning, match="no file locks"), claim(tmp_path / "a") as handle:
+        assert handle is not None
+    with pytest.warns(UserWarning, match="no file locks"):
+        assert hold(tmp_path / "b") is None
+    release(tmp_path / "b")
+
+
+def test_other_errors_of_locks_are_errors(tmp_path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+
+    def flock(*_):
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(OSError, match="broken"), claim(tmp_path / "a"):
+        pass
+    with pytest.raises(OSError, match="broken"):
+        hold(tmp_path / "b")
 
 
 def test_without_posix_everything_imports_and_a_model_trains(tmp_path):
