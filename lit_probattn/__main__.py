@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lit_probattn.base.errors import DEBUG_VARIABLE, ConfigError, nearest
-from lit_probattn.base.progress import replace_unprintable
+from lit_probattn.base.progress import leave_closed_output, replace_unprintable
 
 # Variables set by launchers; Lightning reads some of them on import.
 _NUMBERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
@@ -87,8 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = _run(arguments)
         sys.stdout.flush()
     except BrokenPipeError:  # for example, `| head` has exited
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
-        return 141  # 128 + SIGPIPE, as shells report it
+        return leave_closed_output()
     return status
 
 

@@ -13,7 +13,7 @@ from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.base.arguments import OneLineParser
 from lit_probattn.base.config_files import output_folder
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.base.progress import replace_unprintable
+from lit_probattn.base.progress import leave_closed_output, replace_unprintable
 from lit_probattn.cli.shards import add_shard_flags, shard_of
 from profiling.kernels.command import add_arguments as add_kernels_arguments
 
@@ -67,18 +67,22 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; return the exit status."""
+    """Run a command; return the exit status, 141 if standard output is closed early."""
     replace_unprintable()
     options = make_parser().parse_args(arguments)
     try:
         status: int = options.run(options)
+        sys.stdout.flush()
         return status
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # for example, `| head` has exited
+        return leave_closed_output()
     except OSError as error:
-        place = options.out if error.filename is None else error.filename
-        print(f"error: {place}: {(error.strerror or str(error)).lower()}", file=sys.stderr)
+        place = getattr(options, "out", None) if error.filename is None else error.filename
+        text = (error.strerror or str(error)).lower()
+        print(f"error: {place}: {text}" if place else f"error: {text}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted; rerun the command to resume", file=sys.stderr)

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _ON_A_TERMINAL = 0.2  # seconds between updates of the line
+
+
+def leave_closed_output() -> int:
+    """Return the status after a BrokenPipeError; output of the flush at exit is discarded."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 141  # 128 + SIGPIPE, as shells report it
 
 
 def duration(seconds: float) -> str:

@@ -94,6 +94,21 @@ def test_wrong_files_are_one_line(capsys, tmp_path, change, expected):
     assert expected in err
 
 
+@pytest.mark.parametrize(
+    ("error", "status", "told"),
+    [(BrokenPipeError(), 141, ""), (OSError(28, "No space left"), 2, "error: no space left\n")],
+)
+def test_output_that_cannot_be_written_is_a_status(error, status, told, capsys, monkeypatch):
+    """Also of a command without --out."""
+
+    def fails(_):
+        raise error
+
+    monkeypatch.setattr("profiling.cli._memory", fails)
+    monkeypatch.setattr("profiling.cli.leave_closed_output", lambda: 141)
+    assert run(capsys, "memory", "--config", "x.yaml") == (status, "", told)
+
+
 def test_a_sweep_whose_points_all_fail_says_why_and_fails(capsys, tmp_path):
     path = broken(tmp_path, lambda c: c.update(variants={"softmax": attention(nonsense=1)}))
     status, out, err = run(capsys, "sweep", "--config", str(path), "--out", str(tmp_path / "out"))
