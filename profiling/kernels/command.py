@@ -32,8 +32,11 @@ _DTYPES = ("float32", "float16", "bfloat16")
 
 
 def integers(text: str) -> list[int]:
-    """Parse integers separated by commas."""
-    return [int(part) for part in text.split(",")]
+    """Parse positive integers separated by commas."""
+    found = [int(part) for part in text.split(",")]
+    if min(found) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, received {min(found)}")
+    return found
 
 
 def dtypes(text: str) -> list[torch.dtype]:

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError, model_validator
 from lit_probattn.base.config_files import file_named
 from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.configs import read_yaml
-from profiling.sweep.config import AttentionEntry, Dtype, Strict, describe
+from profiling.sweep.config import AttentionEntry, Device, Dtype, Size, Strict, describe
 
 Mode = Literal["train", "eval", "decode"]
 Scope = Literal["attention", "layer"]
@@ -45,13 +45,13 @@ class TorchProducts(Strict):
 class Grid(Strict):
     """Points at which all sides are measured; a value overrides that of the file."""
 
-    seq_lens: list[int] = Field(min_length=1)
-    head_dims: list[int] = Field(min_length=1)
+    seq_lens: list[Size] = Field(min_length=1)
+    head_dims: list[Size] = Field(min_length=1)
     is_causal: list[bool] = Field(default=[False], min_length=1)
     modes: list[Mode] = Field(default=["train"], min_length=1)
     scopes: list[Scope] = Field(default=["attention"], min_length=1)
     dtypes: list[Dtype] | None = None
-    num_threads: list[int] = Field(
+    num_threads: list[Size] = Field(
         default=[], description="PyTorch's CPU threads; empty: unchanged"
     )
     tokens: int = Field(ge=1, description="batch size times length, equal at every point")
@@ -172,7 +172,7 @@ class KernelsConfig(Strict):
     scope `layer` everything runs with its projections, to and from width 8 · `head_dim`.
     """
 
-    device: str = "cpu"
+    device: Device = "cpu"
     dtype: Dtype = "float32"
     mode: Mode = "train"
     scope: Scope = "attention"

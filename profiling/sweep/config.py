@@ -20,6 +20,19 @@ ModelKind = Literal[
 # A size of the grid.
 Size = Annotated[int, Field(ge=1)]
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
+Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")]
+
+# Settings of `model` that a kind of model does not have.
+_UNUSED: dict[ModelKind, tuple[str, ...]] = {
+    "attention": (
+        *("num_layers", "mlp_dim", "mlp_ratio", "vocab_size", "num_classes", "dropout"),
+        "include_output_layer",
+    ),
+    "language_model": ("num_classes",),
+    "classifier": ("is_causal", "include_output_layer"),
+    "pair_classifier": ("is_causal", "include_output_layer"),
+    "encoder_decoder": ("num_classes",),
+}
 
 
 class Strict(BaseModel):
@@ -98,6 +111,9 @@ class ModelConfig(Strict):
             raise ValueError("set head_dim or head_dim_divisor, not both")
         if self.mlp_dim is not None and self.mlp_ratio is not None:
             raise ValueError("set mlp_dim or mlp_ratio, not both")
+        for name in _UNUSED[self.kind]:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name}: no effect with kind {self.kind}; remove it")
         return self
 
 
@@ -248,7 +264,7 @@ class SweepConfig(Strict):
     baseline: str | None = None
     grid: Grid
     measure: list[Quantity] = Field(default=["cost"], min_length=1)
-    device: str = "cpu"
+    device: Device = "cpu"
     timing: TimingConfig = Field(default_factory=TimingConfig)
     memory_limit_bytes: int | None = Field(default=None, ge=1)
     point_timeout_s: float = Field(default=1800.0, gt=0)

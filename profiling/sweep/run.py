@@ -45,7 +45,13 @@ def claim_folder(config: SweepConfig, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     note, content = folder / "sweep.json", config.model_dump(mode="json", exclude={"report"})
     if note.exists():
-        if json.loads(note.read_text(encoding="utf-8")) != content:
+        try:
+            stored = json.loads(note.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ConfigError(
+                f"{note} is not JSON: choose another --out or remove the folder"
+            ) from error
+        if stored != content:
             raise ConfigError(
                 f"{folder} contains results of another sweep (sweep.json differs); choose another "
                 "--out or remove the folder"

@@ -63,6 +63,10 @@ def test_flags_are_never_matched_by_prefix(capsys, arguments):
     assert len(err.strip().splitlines()) == 1
 
 
+OF_MODELS = {"num_layers": 2, "mlp_dim": 8, "mlp_ratio": 2.0, "vocab_size": 9, "num_classes": 2}
+OF_MODELS |= {"dropout": 0.1, "include_output_layer": False}
+
+
 def broken(tmp_path, change):
     content = sweep().model_dump(mode="json", exclude_none=True)
     change(content)
@@ -84,6 +88,13 @@ def broken(tmp_path, change):
         (lambda c: c.update(name="../../up"), "name: "),
         (lambda c: c["grid"].update(seq_len=[0]), "grid.seq_len.0"),
         (lambda c: c["variants"].update(a=attention("nowhere.X")), "variants.a: unknown class"),
+        *((lambda c, d=d: c.update(device=d), "device: ") for d in ("gpu", "cuda:", "mps", "meta")),
+        *(
+            (lambda c, n=n, v=v: c["model"].update({n: v}), f"{n}: no effect with kind attention")
+            for n, v in OF_MODELS.items()
+        ),
+        (lambda c: c["model"].update(kind="classifier", is_causal=True), "is_causal: no effect"),
+        (lambda c: c["model"].update(kind="language_model", num_classes=2), "num_classes: no eff"),
     ],
 )
 def test_wrong_files_are_one_line(capsys, tmp_path, change, expected):
@@ -170,6 +181,9 @@ def test_torchrun_ranks_share_the_points(capsys, tmp_path, monkeypatch):
             ("--model", "--seq-lens", "64"),
             "--seq-lens has no effect with --model, only with --config",
         ),
+        (("--model", "--head-dims", "32,0"), "argument --head-dims: "),
+        (("--config", "kernels_cpu", "--seq-lens", "0"), "argument --seq-lens: "),
+        (("--config", "kernels_cpu", "--threads", "-1"), "argument --threads: "),
         (("--parity", "--threads", "1"), "--threads has no effect with --parity"),
         (("--config", "a.yaml", "--device", "cuda"), "--device has no effect with --config, only"),
         (("--train-steps", "1", "--cases", "mgk"), "--cases has no effect with --train-steps"),
@@ -180,5 +194,33 @@ def test_torchrun_ranks_share_the_points(capsys, tmp_path, monkeypatch):
     ],
 )
 def test_flags_of_other_kinds_of_runs_are_refused(capsys, flags, expected):
-    assert main(["kernels", *flags]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {expected}")
+    status, _, err = run(capsys, "kernels", *flags)
+    assert status == 2
+    assert err.startswith(f"error: {expected}")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("num_threads", [0]), ("seq_lens", [0]), ("head_dims", [-1]), ("device", "gpu")],
+)
+def test_wrong_files_of_kernels_are_one_line(capsys, tmp_path, name, value):
+    content = read_yaml(next(path for path in KERNELS if path.stem == "kernels_cpu"))
+    (content if name == "device" else content["grid"][0])[name] = value
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(content))
+    status, _, err = run(capsys, "kernels", "--config", str(path))
+    assert status == 2
+    assert name in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("text", ["{", "", "[]"])
+def test_a_results_folder_with_a_corrupt_sweep_is_one_line(capsys, tmp_path, text):
+    path = broken(tmp_path, lambda _: None)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/sweep.json").write_text(text)
+    status, _, err = run(capsys, "sweep", "--config", str(path), "--out", str(tmp_path / "out"))
+    assert status == 2
+    assert "sweep.json" in err
+    assert err.count("\n") == 1
