@@ -46,9 +46,9 @@ def layer_of_row(row: Mapping[str, Any]) -> Attention | None:
     cls = variants().get(row["attention_class"])
     if cls is None:
         return None
-    heads, head_dim = int(row["num_heads"]), int(row["head_dim"])
-    options = {**json.loads(row["attention_args"]), "num_heads": heads, "head_dim": head_dim}
-    try:
+    try:  # a failed row can lack the number of heads
+        heads, head_dim = int(row["num_heads"]), int(row["head_dim"])
+        options = {**json.loads(row["attention_args"]), "num_heads": heads, "head_dim": head_dim}
         with torch.device("meta"):
             return cls(int(row.get("embed_dim", heads * head_dim)), **options)
     except (TypeError, ValueError):  # options of another version, or a package is missing

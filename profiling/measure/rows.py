@@ -14,6 +14,8 @@ from lit_probattn.base.files import replacing
 from lit_probattn.base.rows import RowStore
 
 ROWS = "rows.jsonl"  # in the results folder
+PLACE = ["embed_dim", "seq_len", "grid_heads", "batch_size"]
+SETTING = ["mode", "backend", "dtype", "device_name", "scope"]
 Source = Literal["measured", "predicted", "analytic"]
 Status = Literal["ok", "failed", "skipped", "mismatch"]
 Quantity = Literal["cost", "memory", "time"]

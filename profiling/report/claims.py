@@ -112,6 +112,8 @@ def _judge(claim: Claim, config: SweepConfig, frame: pd.DataFrame) -> Finding:
     lacking = [name for name in wanted if name not in set(table["variant"])]
     what = _WORDS.get(claim.metric, claim.metric)
     what += f", {claim.mode}" if claim.mode else ""
+    if not wanted:
+        return missing(f"{what}: no variant with a baseline")
     if lacking:
         return missing(f"{what}: no values of {', '.join(lacking)}")
     if absolute:

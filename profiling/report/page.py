@@ -95,6 +95,9 @@ def page_of(
     body += ["## Values", "", *quantity_tables(frame, ratios)]
     body += [*agreement(frame), *_terms(frame), *crossover_table(crossovers(ratios))]
     body += failures_table(frame, notes)
+    tables = {"rows": as_csv(table)}
+    if len(ratios):
+        tables["ratios"] = as_csv(ratios.dropna(axis=1, how="all"), 8)
     return Page(
         kind="sweep",
         title=config.report.title if config.report else config.name,
@@ -103,7 +106,7 @@ def page_of(
         before=before,
         body=body,
         findings=findings,
-        tables={"rows": as_csv(table), "ratios": as_csv(ratios.dropna(axis=1, how="all"), 8)},
+        tables=tables,
         figures=figures,
         about={"sweep": config.name, "variants": variants_of(frame)},
     )

@@ -6,6 +6,9 @@ import math
 
 import pandas as pd
 
+from profiling.measure.rows import PLACE as PLACE
+from profiling.measure.rows import SETTING as SETTING
+
 # Metrics in the order of reports: column, heading, unit divisor, unit.
 METRICS: dict[str, tuple[str, float, str]] = {
     "macs": ("multiply-adds", 1e9, "GMAC"),
@@ -35,10 +38,6 @@ def found_by(metric: str, source: str) -> str:
         return "counted" if metric in _COUNTED else "measured"
     return {"analytic": "closed form", "predicted": "predicted"}[source]
 
-
-PLACE = ["embed_dim", "seq_len", "grid_heads", "batch_size"]
-
-SETTING = ["mode", "backend", "dtype", "device_name", "scope"]
 
 COLUMNS = [
     *("metric", "variant", "baseline", *PLACE, *SETTING),

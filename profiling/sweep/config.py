@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from lit_probattn.base import rows
 from lit_probattn.base.config_files import file_named, find
-from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.configs import attention_entry, class_of, read_yaml
-from profiling.measure.rows import Quantity
+from profiling.measure.rows import PLACE, SETTING, ProfileRow, Quantity
 
 ModelKind = Literal[
     "attention", "language_model", "classifier", "pair_classifier", "encoder_decoder"
@@ -160,6 +160,17 @@ class Published(Strict):
     scale: float = 1.0
     where: dict[str, int | str] = Field(default_factory=dict)
 
+    @model_validator(mode="after")
+    def _known_columns(self) -> Published:
+        fields = {*ProfileRow.model_fields, "memory_bytes"}
+        columns = {*PLACE, *SETTING} if self.is_ratio else fields
+        for name, known in ((self.metric, fields), *((name, columns) for name in self.where)):
+            if name not in known:
+                raise ValueError(f"unknown column {name!r}{nearest(name, known)}")
+        if not self.value or not self.scale:
+            raise ValueError("value and scale must not be 0")
+        return self
+
     def find(self, frame: pd.DataFrame, ratios: pd.DataFrame) -> float | None:
         """Return the reproduced value, or None if it was not measured."""
         table = ratios if self.is_ratio else frame
@@ -277,14 +288,16 @@ class SweepConfig(Strict):
         return [one for one in self.report.paper if one.holds] if self.report else []
 
     @model_validator(mode="after")
-    def _known_variants_of_claims(self) -> SweepConfig:
-        for sentence in self.sentences:
-            for name in (n for claim in sentence.holds for n in claim.variants or ()):
-                if name not in self.variants:
-                    raise ValueError(
-                        f"a claim names {name!r}, which is not among the variants: "
-                        f"{', '.join(self.variants)}"
-                    )
+    def _known_variants(self) -> SweepConfig:
+        claims = (claim for sentence in self.sentences for claim in sentence.holds)
+        named = [("a claim", name) for claim in claims for name in claim.variants or ()]
+        named += [(one.what, one.variant) for one in (self.report.published if self.report else ())]
+        for what, name in named:
+            if name not in self.variants:
+                raise ValueError(
+                    f"{what} names {name!r}, which is not among the variants: "
+                    f"{', '.join(self.variants)}"
+                )
         return self
 
     @model_validator(mode="after")

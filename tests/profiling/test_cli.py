@@ -63,6 +63,13 @@ def test_flags_are_never_matched_by_prefix(capsys, arguments):
     assert len(err.strip().splitlines()) == 1
 
 
+PUBLISHED = {"what": "w", "value": 1, "source": "s", "metric": "macs", "variant": "mgk"}
+
+
+def published(change):
+    return lambda c: c.update(report={"title": "t", "published": [PUBLISHED | change]})
+
+
 OF_MODELS = {"num_layers": 2, "mlp_dim": 8, "mlp_ratio": 2.0, "vocab_size": 9, "num_classes": 2}
 OF_MODELS |= {"dropout": 0.1, "include_output_layer": False}
 
@@ -88,6 +95,15 @@ def broken(tmp_path, change):
         (lambda c: c.update(name="../../up"), "name: "),
         (lambda c: c["grid"].update(seq_len=[0]), "grid.seq_len.0"),
         (lambda c: c["variants"].update(a=attention("nowhere.X")), "variants.a: unknown class"),
+        (published({"metric": "mac"}), "unknown column 'mac'; did you mean 'macs'"),
+        (
+            published({"where": {"seq_lens": 8}}),
+            "'seq_lens'; did you mean 'seq_len'",
+        ),
+        (published({"where": {"num_heads": 8}, "is_ratio": True}), "unknown column 'num_heads'"),
+        (published({"variant": "mgkk"}), "'mgkk'"),
+        (published({"value": 0}), "must not be 0"),
+        (published({"scale": 0}), "must not be 0"),
         *((lambda c, d=d: c.update(device=d), "device: ") for d in ("gpu", "cuda:", "mps", "meta")),
         *(
             (lambda c, n=n, v=v: c["model"].update({n: v}), f"{n}: no effect with kind attention")

@@ -99,6 +99,11 @@ def test_two_certain_values_are_apart_between_two_uncertain_ones():
     assert judge(sentence, config, pd.concat(frames)).verdict == "differs"
 
 
+@pytest.mark.parametrize("claim", [{"below": 1}, {"reaches": 1}, {"falls_over": ["seq_len"]}])
+def test_a_claim_of_the_baseline_alone_has_no_verdict(claim):
+    assert verdict(rows(softmax=ONE, a=ONE), variants=["softmax"], **claim) == "inconclusive"
+
+
 def test_a_time_that_falls_within_its_spread_has_only_the_direction():
     def found(spread, values=(9.0, 7.0)):
         own = dict(zip(FLAT, values, strict=True))

@@ -10,7 +10,10 @@ from PIL import Image
 
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.provenance import command_line
+from lit_probattn.experiments.page import write_front_page
+from profiling.cost.exact import layer_of_row
 from profiling.measure.rows import read_rows, to_frame
+from profiling.report.efficiency import efficiency_lines
 from profiling.report.page import agreement, unequal_lines, write_report
 from profiling.report.ratios import crossovers, ratio_table, relative_errors
 from profiling.sweep.config import Figure
@@ -264,3 +267,19 @@ def test_no_baseline_row(results, tmp_path):
     append_rows(tmp_path / "rows.jsonl", [r for r in rows if r.variant != "softmax"])
     with pytest.raises(ConfigError, match="no baseline row: softmax"):
         write_report(config, tmp_path, tmp_path / "out")
+
+
+@pytest.mark.usefixtures("sketches", "uncounted")
+def test_a_sweep_without_a_baseline_has_a_report_and_a_front_page(tmp_path):
+    grid = {"embed_dim": [8], "seq_len": [8, 16]}
+    config = sweep(baseline=None, variants={"a": attention()}, grid=grid)
+    run_sweep(config, tmp_path / "rows", ROOT, stream=str)
+    write_report(config, tmp_path / "rows", tmp_path / "reports/a")
+    front = write_front_page(tmp_path / "reports", "a command", efficiency_lines)
+    assert "(a/report.md)" in front.read_text(encoding="utf-8")
+
+
+def test_a_failed_row_without_a_number_of_heads_has_no_layer():
+    row = {"attention_class": "SoftmaxAttention", "attention_args": "{}", "embed_dim": 8}
+    for heads in (None, float("nan")):
+        assert layer_of_row({**row, "num_heads": heads, "head_dim": 4}) is None
