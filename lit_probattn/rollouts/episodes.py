@@ -118,10 +118,12 @@ class Player:
             watch: see `Watch`.
 
         Raises:
-            ValueError: an episode exceeds the model's maximum time step, or the numbers of
-                seeds and environments differ.
+            ValueError: an episode exceeds the model's maximum time step, the numbers of seeds
+                and environments differ, or `max_steps` is below 1.
         """
-        was_training = self.model.training
+        if max_steps is not None and max_steps < 1:
+            raise ValueError(f"max_steps must be at least 1, received {max_steps}")
+        training = [module for module in self.model.modules() if module.training]
         self.model.eval()
         try:
             names = list(range(len(seeds))) if numbers is None else list(numbers)
@@ -132,7 +134,8 @@ class Player:
                 )
             return self._play(environments, target, seeds, names, max_steps, keep_actions, watch)
         finally:
-            self.model.train(was_training)
+            for module in training:
+                module.training = True
 
     def _play(
         self,

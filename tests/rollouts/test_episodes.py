@@ -221,3 +221,20 @@ def test_episodes_of_mujoco_side_by_side_equal_them_one_by_one(
         assert alone.length == episode.length >= least
         np.testing.assert_allclose(episode.actions, alone.actions, rtol=0.0, atol=1e-9)
         assert episode.total == pytest.approx(alone.total, abs=1e-6)
+
+
+@pytest.mark.parametrize("steps", [0, -1])
+def test_an_episode_without_steps_is_refused(steps):
+    with pytest.raises(ValueError, match="max_steps"):
+        play(policy(), max_steps=steps)
+
+
+def test_modules_in_eval_mode_stay_in_it():
+    model = policy()
+    model.train()
+    first, *others = [module for module in model.modules() if module is not model]
+    first.eval()
+    play(model, max_steps=1)
+    assert not first.training
+    assert model.training
+    assert all(module.training for module in others if module not in set(first.modules()))
