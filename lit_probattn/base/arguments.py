@@ -529,8 +529,12 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse words, including `--data.NAME VALUE` for parsers with `add_data`."""
         words = sys.argv[1:] if args is None else list(args)
-        has_data = DATA in self.format_usage()
-        return super().parse_known_args(_data_words(words) if has_data else words, namespace)
+        if DATA in self.format_usage():
+            try:
+                words = _data_words(words)
+            except ValueError as error:
+                self.error(str(error))
+        return super().parse_known_args(words, namespace)
 
 
 class OneLineParser(Parser):
@@ -569,7 +573,11 @@ def add_data(parser: Any) -> None:
 
 
 def _data_words(words: Sequence[str]) -> list[str]:
-    """Convert `--data.NAME VALUE` and `--data.NAME=VALUE` to a form that argparse supports."""
+    """Convert `--data.NAME VALUE` and `--data.NAME=VALUE` to a form that argparse supports.
+
+    Raises:
+        ValueError: a value is missing.
+    """
     found: list[str] = []
     rest = iter(words)
     for word in rest:
@@ -578,7 +586,9 @@ def _data_words(words: Sequence[str]) -> list[str]:
         if name == flag or not name or flag == DATA:
             found.append(word)
             continue
-        value = value if equals else next(rest, "")
+        value = value if equals else next(rest, "--")
+        if not equals and value.startswith("--"):
+            raise ValueError(f"argument {flag}: expected a value; {flag}=VALUE may begin with --")
         found.append(f"{DATA}={name.removeprefix('init_args.')}={value}")
     return found
 

@@ -248,6 +248,17 @@ def test_a_parser_sees_the_fields_of_records_through_subclasses():
     ]
 
 
+@pytest.mark.parametrize("rest", [[], ["--other", "a"], ["--data.name=x"]])
+def test_a_key_of_the_data_requires_a_value(rest, capsys):
+    parser = Parser("a program")
+    add_data(parser)
+    parser.add_argument("--other")
+    with pytest.raises(SystemExit, match="2"):
+        parser.parse_args(["--data.path", *rest])
+    assert "--data.path" in capsys.readouterr().err
+    assert parser.parse_args(["--data.path", "-3"]).data == ["path=-3"]
+
+
 @pytest.mark.parametrize(
     "words", [["--data.num_train", "3"], ["--data.num_train=3"], ["--data.init_args.num_train=3"]]
 )
