@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -83,7 +84,7 @@ def command_line() -> str:
     given = os.environ.get("PROFILING_COMMAND")  # set for workers of a sweep
     if given:
         return given
-    return " ".join(["python -m profiling", *map(_as_typed, sys.argv[1:])])
+    return shlex.join(["python", "-m", "profiling", *map(_as_typed, sys.argv[1:])])
 
 
 @contextmanager
@@ -103,6 +104,9 @@ def as_command(command: str) -> Iterator[None]:
 
 def _as_typed(word: str) -> str:
     """Return a path below this folder as relative, any other absolute path as its name."""
+    flag, equals, value = word.partition("=")
+    if equals and flag.startswith("--"):
+        return f"{flag}={_as_typed(value)}"
     path = Path(word)
     if not path.is_absolute():
         return word

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -283,3 +285,13 @@ def test_a_failed_row_without_a_number_of_heads_has_no_layer():
     row = {"attention_class": "SoftmaxAttention", "attention_args": "{}", "embed_dim": 8}
     for heads in (None, float("nan")):
         assert layer_of_row({**row, "num_heads": heads, "head_dim": 4}) is None
+
+
+@pytest.mark.parametrize("form", ["--out {}", "--out={}"])
+def test_the_command_can_be_pasted_and_has_no_absolute_path(form, monkeypatch):
+    monkeypatch.delenv("PROFILING_COMMAND", raising=False)
+    given = {str(Path.cwd() / "a b"): "a b", "/elsewhere/c": "c", "d;e": "d;e"}
+    for value, shown in given.items():
+        monkeypatch.setattr(sys, "argv", ["x", *form.replace(" ", "\n").format(value).split("\n")])
+        words = ["python", "-m", "profiling", *form.replace(" ", "\n").format(shown).split("\n")]
+        assert shlex.split(command_line()) == words
