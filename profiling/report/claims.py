@@ -23,7 +23,8 @@ from lit_probattn.experiments.expectations import (
     missing,
     weakest,
 )
-from profiling.report.ratios import METRICS, PLACE
+from profiling.measure.rows import PLACE
+from profiling.report.ratios import METRICS
 from profiling.sweep.config import Claim, Sentence, SweepConfig
 
 _MEMORY, _PEAK = "memory_bytes", "peak_memory_bytes"

@@ -6,8 +6,7 @@ import math
 
 import pandas as pd
 
-from profiling.measure.rows import PLACE as PLACE
-from profiling.measure.rows import SETTING as SETTING
+from profiling.measure.rows import PLACE, SETTING
 
 # Metrics in the order of reports: column, heading, unit divisor, unit.
 METRICS: dict[str, tuple[str, float, str]] = {

@@ -11,8 +11,9 @@ import pandas as pd
 from lit_probattn.records.markdown import code_span, one_line
 from lit_probattn.records.tables import markdown_lines
 from profiling.cost.exact import layer_of_row
+from profiling.measure.rows import PLACE, SETTING
 from profiling.report.names import SCOPES
-from profiling.report.ratios import METRICS, PLACE, SETTING, found_by
+from profiling.report.ratios import METRICS, found_by
 from profiling.sweep.config import Published
 
 _MAX_ROWS = 48
