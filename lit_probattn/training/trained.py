@@ -44,10 +44,21 @@ class Trained:
         return {name: module for name, module in named if isinstance(module, Attention)}
 
     def forward(self, batch: Mapping[str, Any]) -> Any:
-        """Return the model's output for a batch."""
-        return self.task.model(
-            batch["inputs"], key_mask=batch.get("key_mask"), rng=self.task.random_key(batch)
-        )
+        """Return the model's output for a batch.
+
+        Raises:
+            ConfigError: the inputs are not one tensor of sequences, as in translation.
+        """
+        model = self.task.model
+        if "inputs" not in batch or "source" in batch:
+            raise ConfigError(
+                f"this study needs a run of a model of single sequences, received one of "
+                f"{type(self.task).__name__}: `lit-probattn analyse` lists the studies of others"
+            )
+        given: dict[str, Any] = {"key_mask": batch.get("key_mask")}
+        if "token_types" in batch and getattr(model, "num_token_types", None):
+            given["token_types"] = batch["token_types"]
+        return model(batch["inputs"], **given, rng=self.task.random_key(batch))
 
     def batches(
         self,

@@ -22,6 +22,7 @@ from lit_probattn.training.checkpoints import save_checkpoint
 from tests.datamodules.images.made import write_images
 from tests.datamodules.lra.files import write_pairs
 from tests.datamodules.text import made as made_text
+from tests.datamodules.text.fine_tuning.made import write_squad
 from tests.support import runs
 from tests.support.caches import scratch_folder
 from tests.support.paths import ROOT
@@ -35,6 +36,8 @@ FILES = {
     "text": "wikitext103_small",
     "masked": "masked_lm",
     "value_aware": "wikitext103_value_aware",
+    "squad": "squad",
+    "translation": "translation",
 }
 
 
@@ -46,6 +49,8 @@ def data_options(task: str, folder: Path) -> dict[str, Any]:
         write_images(folder, 3, 3, tuple(f"n{i:02d}" for i in range(7)))
     elif task in ("text", "masked", "value_aware"):
         made_text.write(folder)
+    elif task == "squad":
+        write_squad(folder / "squad")
     elif task == "sequence":
         return {"num_train": 16, "num_val": 12, "num_test": 10}
     return {"data_dir": str(folder), "cache_dir": str(folder / "cache")}

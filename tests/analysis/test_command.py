@@ -16,12 +16,14 @@ import yaml
 from PIL import Image
 
 from lit_probattn.analysis.__main__ import main
+from lit_probattn.analysis.recording import record
 from lit_probattn.analysis.registry import STUDIES
 from lit_probattn.analysis.results import shown_command
 from lit_probattn.analysis.studies import curves
 from lit_probattn.base.arguments import DefaultsFormatter, at_least
 from lit_probattn.experiments.page import read
 from lit_probattn.records.figures import MAX_BYTES
+from lit_probattn.training.trained import open_trained
 from tests.analysis.made import checkpoint, open_once
 from tests.support.patching import check_figures
 from tests.support.slow import mostly_slow
@@ -124,6 +126,22 @@ def test_cells_say_what_was_asked_for(tmp_path):
     assert (table["num_tokens"] == 9).all()  # all sequences of this task are longer
     assert table["sample"].nunique() == 4
     assert "test split" in (out / "rank.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("task", ["sequence", "pair", "picture", "squad"])
+def test_models_run_as_in_their_task(task, tmp_path):
+    """The attention layers of a study receive the inputs that those of an evaluation receive."""
+    path = checkpoint(tmp_path, task, "SoftmaxAttention")
+    options = {"checkpoint": path, "config": None, "data": [], "device": "cpu"}
+    opened = open_trained(argparse.Namespace(**options))
+    for batch in opened.batches("val", 3):
+        found = []
+        for forward in (opened.forward, opened.task):
+            with torch.no_grad(), record(opened.task.model) as calls:
+                forward(batch)
+            found.append([call.query for call in calls])
+        assert len(found[0]) == len(found[1]) > 0
+        assert all(map(torch.equal, *found))
 
 
 def write_run(folder: Path, **columns: list) -> Path:
@@ -233,6 +251,13 @@ def test_wrong_use_is_one_line(tmp_path, capsys, monkeypatch):
     line_without = error(capsys, ["rank", *given, "--data.seed", "1"])
     assert "pass --config runs/NAME/0/config.yaml" in line_without
     assert "size mismatch" in line
+
+
+@pytest.mark.parametrize("study", [*MAPS, "query_likelihood", "responsibilities", "logit_ranks"])
+def test_translation_models_are_refused_in_one_line(study, tmp_path, capsys, monkeypatch):
+    open_once(monkeypatch)
+    path = checkpoint(tmp_path, "translation", "MGKAttention")
+    assert "Translation" in error(capsys, [study, *flags(path, tmp_path / "out")])
 
 
 def test_cuda_that_is_not_there(tmp_path, capsys):
