@@ -38,6 +38,7 @@ FILES = {
     "value_aware": "wikitext103_value_aware",
     "squad": "squad",
     "translation": "translation",
+    "decision": "d4rl",
 }
 
 

@@ -253,11 +253,18 @@ def test_wrong_use_is_one_line(tmp_path, capsys, monkeypatch):
     assert "size mismatch" in line
 
 
-@pytest.mark.parametrize("study", [*MAPS, "query_likelihood", "responsibilities", "logit_ranks"])
-def test_translation_models_are_refused_in_one_line(study, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("task", "study"),
+    [
+        *(("translation", study) for study in (*MAPS, *MIXTURES[:2], "logit_ranks")),
+        *(("decision", study) for study in ("rank", "approximate")),
+    ],
+)
+def test_models_of_other_inputs_are_refused_in_one_line(task, study, tmp_path, capsys, monkeypatch):
     open_once(monkeypatch)
-    path = checkpoint(tmp_path, "translation", "MGKAttention")
-    assert "Translation" in error(capsys, [study, *flags(path, tmp_path / "out")])
+    path = checkpoint(tmp_path, task, "MGKAttention")
+    name = {"translation": "Translation", "decision": "DecisionMaking"}[task]
+    assert name in error(capsys, [study, *flags(path, tmp_path / "out")])
 
 
 def test_cuda_that_is_not_there(tmp_path, capsys):

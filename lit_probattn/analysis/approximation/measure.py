@@ -22,6 +22,7 @@ from lit_probattn.analysis.approximation.methods import (
 from lit_probattn.analysis.approximation.witness import eliminate
 from lit_probattn.analysis.head_size.ranks import effective_count
 from lit_probattn.attention import Attention
+from lit_probattn.base.errors import ConfigError
 
 Batches = Iterable[Mapping[str, Any]]
 # Relative error up to which an output counts as exact.
@@ -59,7 +60,11 @@ def score(task: Any, batches: Batches) -> Score:
     """Score the batches of a task.
 
     A task has `token_results(batch)` (losses, wrong) or `token_losses(batch)`, or is a classifier
-    that returns logits for `batch["target"]`.
+    that returns logits for `batch["target"]`, or a tuple of logits for its columns, such as the
+    first and the last token of an answer, each of which counts. Losses are without label smoothing.
+
+    Raises:
+        ConfigError: the task has none of them.
     """
     total = Score()
     for batch in batches:
@@ -68,10 +73,19 @@ def score(task: Any, batches: Batches) -> Score:
             losses, wrong = task.token_results(batch)
         elif hasattr(task, "token_losses"):
             losses = task.token_losses(batch)
+            losses = losses if losses.dim() == 1 else losses[:, -1]  # smoothed, plain
+        elif "target" in batch:
+            found, target = task(batch), batch["target"]
+            if isinstance(found, Tensor):
+                found, target = (found,), target[:, None]
+            pairs = list(zip(found, target.unbind(-1), strict=True))
+            losses = torch.cat([F.cross_entropy(*pair, reduction="none") for pair in pairs])
+            wrong = torch.cat([logits.argmax(-1) != right for logits, right in pairs])
         else:
-            logits = task(batch)
-            losses = F.cross_entropy(logits, batch["target"], reduction="none")
-            wrong = logits.argmax(-1) != batch["target"]
+            raise ConfigError(
+                "expected a run of a language model, a classifier or translation, received one of "
+                f"{type(task).__name__}, which has no perplexity and no error"
+            )
         total.loss += float(losses.double().sum())
         total.count += len(losses)
         if wrong is not None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 
+import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from lit_probattn.analysis.__main__ import main
 from lit_probattn.analysis.approximation import figures
 from lit_probattn.analysis.approximation.methods import ESTIMATE, EXACT
 from lit_probattn.base.rows import RowStore
+from lit_probattn.models.language_model import IGNORE
+from lit_probattn.training.trained import open_trained
 from tests.analysis.made import checkpoint
 from tests.datamodules.text import made as made_text
 from tests.support.patching import check_figures
@@ -92,6 +97,42 @@ def test_study_writes_tables_pictures_and_resumes(tmp_path, capsys, monkeypatch)
     second = pd.read_csv(out / "approximate.csv")
     assert second.loc[0, "value"] == 12345.0
     pd.testing.assert_series_equal(second["value"][1:], first["value"][1:])
+
+
+def translation_scores(task, batch):
+    """−log p of the words of the references, and nothing about wrong ones."""
+    names = {"source_mask": batch["source_mask"], "key_mask": batch["key_mask"]}
+    hidden = task.model(batch["source"], batch["inputs"], **names)
+    log_probs = task.model.logits(hidden).double().log_softmax(-1)
+    real = batch["target"] != IGNORE
+    return -log_probs[real].gather(-1, batch["target"][real][:, None])[:, 0], None
+
+
+def squad_scores(task, batch):
+    """−log p of the first and the last token of the answer, and whether others are likelier."""
+    probs = [logits.double().softmax(-1) for logits in task(batch)]
+    right = batch["target"].unbind(-1)
+    found = [p.gather(-1, place[:, None])[:, 0] for p, place in zip(probs, right, strict=True)]
+    wrong = [p.max(-1).values > one for p, one in zip(probs, found, strict=True)]
+    return -torch.cat(found).log(), torch.cat(wrong)
+
+
+@pytest.mark.usefixtures("sketches")
+@pytest.mark.parametrize(
+    ("name", "scores"), [("translation", translation_scores), ("squad", squad_scores)]
+)
+def test_other_tasks_have_the_metric_of_their_targets(name, scores, tmp_path):
+    model = checkpoint(tmp_path, name, "SoftmaxAttention", num_heads=2)
+    assert command(model, tmp_path / "out", "--methods", "ovo") == 0
+    table = pd.read_csv(tmp_path / "out/approximate.csv")
+    options = {"checkpoint": model, "config": None, "data": [], "device": "cpu"}
+    opened = open_trained(argparse.Namespace(**options))
+    with torch.no_grad():
+        (found,) = (scores(opened.task, batch) for batch in opened.batches("test", 4, rows=8))
+    losses, wrong = found
+    expected = losses.mean().exp() if wrong is None else 100 * wrong.double().mean()
+    np.testing.assert_allclose(table["exact"], float(expected), rtol=1e-5)
+    assert set(table["words"]) == {len(losses)}
 
 
 @pytest.mark.slow
