@@ -179,6 +179,15 @@ def test_curves_of_several_runs(tmp_path, monkeypatch):
     assert (out / "learning_curves.png").stat().st_size > 0
 
 
+@pytest.mark.parametrize("labels", [("", ""), ("a", "a"), ("x/0", "")])
+def test_runs_of_one_label_are_not_merged(labels, tmp_path, capsys):
+    """Folders a/x/0 and b/x/0 have the same label unless one is given."""
+    runs = [write_run(tmp_path / name / "x/0", train_loss=[3.0, 2.0]) for name in "ab"]
+    named = [f"{label}={run}".lstrip("=") for label, run in zip(labels, runs, strict=True)]
+    given = ["learning_curves", "--runs", *named, "--out", str(tmp_path / "out")]
+    assert f"duplicate label {labels[0] or 'x/0'}" in error(capsys, given)
+
+
 @pytest.mark.usefixtures("sketches")
 def test_no_best_value_is_chosen_of_the_test_split(tmp_path):
     columns = {"val_accuracy": [0.5, 0.4], "test_accuracy": [0.6, 0.3]}

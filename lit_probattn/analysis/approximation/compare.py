@@ -19,7 +19,7 @@ from lit_probattn.analysis.approximation.methods import ESTIMATE
 from lit_probattn.analysis.approximation.study import Approximate, cell
 from lit_probattn.analysis.drawing import label, plain_log, powers_of_two
 from lit_probattn.analysis.options import add_out
-from lit_probattn.analysis.studies.curves import claim_of, read_run
+from lit_probattn.analysis.studies.curves import check_labels, claim_of, read_runs
 from lit_probattn.analysis.studies.curves import draw as draw_curves
 from lit_probattn.analysis.study import Study
 from lit_probattn.base.errors import ConfigError
@@ -50,6 +50,7 @@ class Compare(Study):
             pd.concat([read(text, part) for text in options.results], ignore_index=True)
             for part in ("", "_skew", "_local")
         )
+        check_labels("--results", [text.partition("=")[0] for text in options.results])
         results.table(table)
         results.figure(draw(table), keys_claim(table, _SHOWN, "model"))
         spread = skew.groupby("model", sort=False).mean(numeric_only=True)
@@ -58,7 +59,7 @@ class Compare(Study):
             claim = f"Effective support, mean over layers, in keys: {', '.join(support)}"
             results.figure(draw_skew(skew), claim, "skew")
         if options.runs:
-            curves = pd.concat([read_run(text) for text in options.runs], ignore_index=True)
+            curves = read_runs(options.runs)
             if options.metric not in set(curves["metric"]):
                 logged = ", ".join(dict.fromkeys(curves["metric"]))
                 raise ConfigError(f"no run logged {options.metric}; logged: {logged}")

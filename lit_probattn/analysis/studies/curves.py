@@ -7,6 +7,7 @@ metric. Runs are folders (runs/NAME/VERSION) or `label=folder`.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ class Curves(Study):
 
     def _compute(self) -> str:
         options = self.options
-        long = pd.concat([read_run(text) for text in options.runs], ignore_index=True)
+        long = read_runs(options.runs)
         metrics = choose_metrics(long, options.metrics)
         long = long[long["metric"].isin(metrics)]
         self.results.table(long)
@@ -63,13 +64,40 @@ def split_label(text: str) -> tuple[str, Path]:
     return label, Path(path if equals else text)
 
 
+def label_of(text: str) -> str:
+    """Return the label of `[label=]folder`; by default NAME/VERSION."""
+    label, path = split_label(text)
+    return label or name_of(path)
+
+
+def check_labels(flag: str, labels: Sequence[str]) -> None:
+    """Check that labels are unique; otherwise their rows would be merged.
+
+    Raises:
+        ConfigError: a label is duplicate.
+    """
+    for number, label in enumerate(labels):
+        if label in labels[:number]:
+            raise ConfigError(f"{flag}: duplicate label {label}; use LABEL=FOLDER")
+
+
+def read_runs(texts: Sequence[str]) -> pd.DataFrame:
+    """Read the metrics of several `[label=]folder`.
+
+    Raises:
+        ConfigError: two runs have the same label; see also `read_run`.
+    """
+    check_labels("--runs", [label_of(text) for text in texts])
+    return pd.concat([read_run(text) for text in texts], ignore_index=True)
+
+
 def read_run(text: str) -> pd.DataFrame:
     """Read the metrics of `[label=]folder` as rows of run, step, metric, value.
 
     Raises:
         ConfigError: the folder has no metrics.csv.
     """
-    label, path = split_label(text)
+    _, path = split_label(text)
     file = path / FILE_NAME
     if not file.is_file():
         raise ConfigError(f"no {FILE_NAME} in {path}: expected a run folder, runs/NAME/VERSION")
@@ -77,7 +105,7 @@ def read_run(text: str) -> pd.DataFrame:
     if "step" not in wide or wide.empty:
         raise ConfigError(f"{file} has no steps")
     long = wide.melt("step", var_name="metric", value_name="value").dropna(subset=["value"])
-    long.insert(0, "run", label or name_of(path))
+    long.insert(0, "run", label_of(text))
     return long
 
 

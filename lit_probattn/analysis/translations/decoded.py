@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from lit_probattn.analysis.studies.curves import name_of, read_run, split_label
+from lit_probattn.analysis.studies.curves import check_labels, name_of, read_run, split_label
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.progress import Progress, duration
 from lit_probattn.base.rows import RowStore
@@ -101,13 +101,12 @@ def open_runs(options: argparse.Namespace) -> list[Run]:
         ConfigError: a label is duplicate, metrics.csv is missing, the data have no text, or a run
             is not a translation run.
     """
+    given = [split_label(text) for text in options.runs]
+    folders = [folder_of_checkpoint(find_file(path)) for _, path in given]
+    labels = [label or name_of(folder) for (label, _), folder in zip(given, folders, strict=True)]
+    check_labels("--runs", labels)
     runs: list[Run] = []
-    for text in options.runs:
-        label, path = split_label(text)
-        folder = folder_of_checkpoint(find_file(path))
-        label = label or name_of(folder)
-        if any(run.label == label for run in runs):
-            raise ConfigError(f"--runs: duplicate label {label}; use LABEL=FOLDER")
+    for label, folder, (_, path) in zip(labels, folders, given, strict=True):
         metrics = read_run(f"{label}={folder}")
         opened = {"checkpoint": path, "config": None}
         trained = open_translator(argparse.Namespace(**{**vars(options), **opened}))

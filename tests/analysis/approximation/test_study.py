@@ -157,6 +157,26 @@ def test_scopes_and_comparison(tmp_path):
         assert (tmp_path / f"c/approximate_compare{part}.png").is_file()
 
 
+def write_results(folder, value):
+    """Write the tables of `approximate` with one row each."""
+    folder.mkdir()
+    row = {"scope": "all", "method": "ovo", "num_kept": 1, "status": EXACT, "metric": "perplexity"}
+    row |= {"value": value, "exact": 2.0, "rel_error": 0.5, "layer": 1, "head": 0}
+    row |= {"effective_support": 3.0, "top_16": 0.5}
+    for part in ("", "_skew", "_local"):
+        pd.DataFrame([row]).to_csv(folder / f"approximate{part}.csv", index=False)
+    return folder
+
+
+@pytest.mark.usefixtures("sketches")
+@pytest.mark.parametrize(("label", "status"), [("b", 0), ("a", 2)])
+def test_models_of_one_label_are_not_merged(label, status, tmp_path, capsys):
+    first, second = (write_results(tmp_path / name, x) for name, x in (("one", 3), ("two", 4)))
+    more = ["--results", f"a={first}", f"{label}={second}", "--out", str(tmp_path / "out")]
+    assert main(["approximate_compare", *more]) == status
+    assert ("duplicate label a" in capsys.readouterr().err) == (status == 2)
+
+
 def test_a_comparison_without_results_is_one_line(tmp_path, capsys):
     missing = ["--results", f"a={tmp_path}", "--out", str(tmp_path)]
     assert main(["approximate_compare", *missing]) == 2
