@@ -188,6 +188,29 @@ def test_runs_of_one_label_are_not_merged(labels, tmp_path, capsys):
     assert f"duplicate label {labels[0] or 'x/0'}" in error(capsys, given)
 
 
+@pytest.mark.parametrize(
+    "metric",
+    [
+        *("val/accuracy", "val/accuracy_top5", "val/bleu", "val/bleu_tokenised", "val/f1"),
+        *("val/exact_match", "val/best_f1", "val/has_answer_exact_match", "val/score"),
+        *("val/return_high", "val/score_low"),
+    ],
+)
+def test_scores_are_best_where_they_are_largest(metric):
+    assert curves.grows(metric)
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        *("train/loss", "val/loss", "val/nll_bits", "val/ppl_segments", "val/mlm_error"),
+        *("val/return_std_high", "val/best_f1_threshold", "grad_norm", "lr"),
+    ],
+)
+def test_other_metrics_are_best_where_they_are_smallest(metric):
+    assert not curves.grows(metric)
+
+
 @pytest.mark.usefixtures("sketches")
 def test_no_best_value_is_chosen_of_the_test_split(tmp_path):
     columns = {"val_accuracy": [0.5, 0.4], "test_accuracy": [0.6, 0.3]}

@@ -18,10 +18,13 @@ from lit_probattn.analysis.drawing import tiles
 from lit_probattn.analysis.options import add_out
 from lit_probattn.analysis.study import Study
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.records.tables import markdown_table
+from lit_probattn.records.tables import counted, markdown_table
 from lit_probattn.training.logs import FILE_NAME
 
 _SCORES = ("loss", "accuracy", "bleu", "ppl_segments")
+# Parts of the names of metrics whose largest value is the best, and of what is logged about them.
+_LARGEST = ("accuracy", "bleu", "f1", "exact_match", "score", "return")
+_ABOUT = ("_std", "_threshold")
 _DEFAULT = ("train/loss", *(f"{split}/{score}" for split in ("val", "test") for score in _SCORES))
 _TEST_NOTE = (
     "Metrics of test/ were logged during training (run.test_during_training) and selected no "
@@ -52,8 +55,8 @@ class Curves(Study):
             self.results.figure(draw(long, curves), claim_of(long, curves[0]))
         of_test = any(is_of_test(metric) for metric in metrics)
         return (
-            f"{long['run'].nunique()} runs. Best is the largest accuracy or BLEU, or the "
-            "smallest loss or perplexity.\n\n"
+            f"{counted(long['run'].nunique(), 'run')}. Best is the largest accuracy, BLEU, F1, "
+            "exact match, score or return, or the smallest value of another metric.\n\n"
             f"{markdown_table(best_values(long))}" + (f"\n\n{_TEST_NOTE}" if of_test else "")
         )
 
@@ -135,8 +138,8 @@ def has_curve(long: pd.DataFrame, metric: str) -> bool:
 
 
 def grows(metric: str) -> bool:
-    """Return whether larger values are better."""
-    return "accuracy" in metric or metric.endswith("/bleu")
+    """Return whether larger values are better, by the name of a metric."""
+    return any(word in metric for word in _LARGEST) and not any(word in metric for word in _ABOUT)
 
 
 def is_of_test(metric: str) -> bool:
