@@ -114,8 +114,10 @@ class ModelStudy(Study):
     def store(self, key: tuple[str, ...], *flags: str) -> RowStore[dict[str, Any]]:
         """Open a row store that survives interruptions.
 
-        `key` are the columns that identify rows; rows depend on these `flags` and on the model.
+        `key` are the columns that identify rows; rows depend on these `flags`, on the checkpoint
+        and on the configurations of model and data.
         """
         settings = {name: getattr(self.options, name) for name in flags}
-        settings |= {"study": self.name, "model": identity(self.trained)}
+        settings |= {"study": self.name, "checkpoint": identity(self.trained)}
+        settings |= {part: self.trained.config[part] for part in ("model", "data")}
         return RowStore(self.results.path("partial.jsonl"), dict[str, Any], key, settings=settings)

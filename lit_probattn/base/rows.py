@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -112,11 +112,19 @@ class RowStore(Generic[Row]):
             append_lines(self.path, [self._adapter.dump_json(row).decode() for row in fresh])
         self._read()
 
-    def finish(self) -> pd.DataFrame:
-        """Return all rows and remove the file."""
+    def finish(self, jobs: Iterable[Mapping[str, Any]] | None = None) -> pd.DataFrame:
+        """Return all rows, or those of these jobs in their order, and remove the file.
+
+        Args:
+            jobs: keys of jobs, as for `of`; a repeated one counts once. None means all. An
+                interrupted command with other flags may have stored more.
+        """
         import pandas as pd
 
         rows = self.rows
+        if jobs is not None:
+            keys = dict.fromkeys(map(self._key_of, jobs))
+            rows = [row for key in keys for row in self._jobs.get(key, [])]
         self.path.unlink(missing_ok=True)
         return pd.DataFrame([self._adapter.dump_python(row) for row in rows])
 

@@ -6,6 +6,7 @@ import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,6 +17,7 @@ from lit_probattn.analysis.__main__ import main
 from lit_probattn.analysis.studies import distance, maps, rank, spectrum
 from lit_probattn.attention import LinearAttention, SoftmaxAttention
 from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.rows import RowStore
 from tests.analysis.made import change, checkpoint, layer_call, open_once
 from tests.support.patching import check_figures
 
@@ -105,6 +107,40 @@ def test_rows_of_other_settings_are_not_taken_over(tmp_path):
     (out / "rank.partial.jsonl").write_text('{"study": "rank"}\n' + json.dumps(row) + "\n")
     table = study("rank", path, out, "--num_samples", "2")
     assert (table["rank"] > 0).all()
+
+
+def stopped_at_the_end(monkeypatch, *command: Any) -> None:
+    """Run a study that is interrupted after all its rows are stored."""
+
+    def stops(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RowStore, "finish", stops)
+        with pytest.raises(KeyboardInterrupt):
+            study(*command)
+
+
+@pytest.mark.usefixtures("sketches")
+@pytest.mark.parametrize(
+    ("name", "table", "first", "second"),
+    [
+        ("rank", "", ("--data.num_val", "6"), ("--data.num_val", "5")),
+        ("logit_ranks", "_demand", ("--ranks", "1", "2"), ("--ranks", "2", "4")),
+    ],
+)
+def test_a_study_with_other_flags_has_the_rows_of_its_own(
+    name, table, first, second, tmp_path, monkeypatch
+):
+    path = checkpoint(tmp_path, "sequence", "SoftmaxAttention")
+    count = ("--num_samples", "3")
+    stopped_at_the_end(monkeypatch, name, path, tmp_path / "out", *count, *first)
+    for folder in ("out", "fresh"):
+        study(name, path, tmp_path / folder, *count, *second)
+    found, expected = (
+        pd.read_csv(tmp_path / folder / f"{name}{table}.csv") for folder in ("out", "fresh")
+    )
+    pd.testing.assert_frame_equal(found, expected)
 
 
 def test_distance_of_identity_and_uniform_map():

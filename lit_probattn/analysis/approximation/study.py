@@ -59,7 +59,7 @@ from lit_probattn.analysis.options import SPLITS, add_model
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.base.arguments import at_least
 from lit_probattn.base.errors import UnsupportedError
-from lit_probattn.records.tables import markdown_table
+from lit_probattn.records.tables import counted, markdown_table
 
 _RANKS = (1, 2, 4, 8, 16, 32, 64, 65, 128, 256, 512)
 _KEY = ("scope", "method", "num_kept", "rounds", "detail", "draw")
@@ -177,12 +177,13 @@ class Approximate(ModelStudy):
         options, task, size = self.options, self.trained.task, self.value_dim
         store = self.store(_KEY, "split", "num_samples", "solver_samples", "seed", "batch_size")
         exact: dict[int, Score] = {}
-        todo = [(scope, method) for scope in self._scopes() for method in methods]
-        for number, ((label, names, head), method) in enumerate(todo, 1):
-            row: dict[str, Any] = {name: None for name in _KEY}
-            row |= {"scope": label, "method": method.name, "num_kept": method.num_kept}
-            row |= method.settings
-            if store.has(**row):
+        todo = [
+            (_job(label, method), names, head, method)
+            for label, names, head in self._scopes()
+            for method in methods
+        ]
+        for number, (job, names, head, method) in enumerate(todo, 1):
+            if store.has(**job):
                 continue
             status = method.status(size)
             count = options.solver_samples if status == ESTIMATE else options.num_samples
@@ -191,15 +192,15 @@ class Approximate(ModelStudy):
             layers = {name: self.layers[name] for name in names}
             start = time.perf_counter()
             found = score_approximated(task, self.batches(count), layers, method, head)
-            row |= {"status": status, "metric": found.metric, "value": found.value}
+            row = {**job, "status": status, "metric": found.metric, "value": found.value}
             row |= {"exact": exact[count].value, "difference": found.value - exact[count].value}
             row |= {"words": found.count, "samples": count, "value_dim": size}
             row["seconds"] = round(time.perf_counter() - start, 2)
             store.add(row)
             extra = [f"{k} {row[k]}" for k in ("rounds", "detail", "draw") if row[k] is not None]
-            name = " ".join([f"{label} {method.name} r={method.num_kept}", *extra])
+            name = " ".join([f"{row['scope']} {method.name} r={method.num_kept}", *extra])
             print(f"{number}/{len(todo)} {name}: {found.value:.3f}", flush=True)
-        return store.finish()
+        return store.finish(job for job, *_ in todo)
 
     def _scopes(self) -> list[tuple[str, list[str], int | None]]:
         if self.options.scope == "all":
@@ -247,14 +248,22 @@ class Approximate(ModelStudy):
             for row in exact.itertuples()
         )
         options, size = self.options, int(table["value_dim"].iloc[0])
+        scope, others = table["scope"].iloc[0], table["scope"].nunique() - 1
+        rest = f" ({counted(others, 'other scope')}: see {self.name}.csv)" if others else ""
         return (
             f"Split {options.split}, seed {options.seed}, sequences of {length}, "
             f"{len(self.layers)} layers, value size {size}. Exact attention: {facts}. The table "
-            f"shows approximate attention, scope: {options.scope}. Value-aware rows are exact "
-            f"for r = 1 and r ≥ {size + 1}; rows marked (≤) are upper estimates of a greedy "
-            "search on fewer samples (compare them with the exact value on these samples). For "
-            "LSH, r counts keys per round; ± is the standard deviation over draws."
+            f"and its figure show approximate attention, scope: {scope}{rest}. Value-aware rows "
+            f"are exact for r = 1 and r ≥ {size + 1}; rows marked (≤) are upper estimates of a "
+            "greedy search on fewer samples (compare them with the exact value on these samples). "
+            "For LSH, r counts keys per round; ± is the standard deviation over draws."
         )
+
+
+def _job(scope: str, method: Approximation) -> dict[str, Any]:
+    """Return the columns that identify a row."""
+    found = {"scope": scope, "method": method.name, "num_kept": method.num_kept}
+    return {**dict.fromkeys(_KEY), **found, **method.settings}
 
 
 def cell(row: dict[str, Any]) -> str:

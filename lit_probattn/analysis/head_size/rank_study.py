@@ -114,7 +114,8 @@ class LogitRanks(ModelStudy):
 
         exact = score(task, batches())
         alone = {f"layer {i}": {name: self.layers[name]} for name, i in self.numbers.items()}
-        for scope, layers in {"all": self.layers, **alone}.items():
+        scopes = {"all": self.layers, **alone}
+        for scope, layers in scopes.items():
             for rank in ranks:
                 if store.has(scope=scope, rank=rank):
                     continue
@@ -123,7 +124,7 @@ class LogitRanks(ModelStudy):
                 row = {"scope": scope, "rank": rank, "metric": found.metric, "value": found.value}
                 store.add({**row, "exact": exact.value, "words": found.count})
                 print(f"{scope} rank {rank}: {found.value:.3f}", flush=True)
-        return store.finish()
+        return store.finish({"scope": scope, "rank": rank} for scope in scopes for rank in ranks)
 
 
 def _require_softmax(call: HeadCall, logits: Tensor, weights: Tensor, name: str) -> None:

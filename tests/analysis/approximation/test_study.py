@@ -99,6 +99,38 @@ def test_study_writes_tables_pictures_and_resumes(tmp_path, capsys, monkeypatch)
     pd.testing.assert_series_equal(second["value"][1:], first["value"][1:])
 
 
+@pytest.mark.usefixtures("sketches")
+def test_a_study_with_other_flags_has_the_rows_of_its_own(tmp_path, monkeypatch):
+    """An interrupted study leaves rows; those that another command asks for are kept."""
+    model = checkpoint(tmp_path, "value_aware", "SoftmaxAttention", num_heads=2)
+
+    def stops(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RowStore, "finish", stops)
+        with pytest.raises(KeyboardInterrupt):
+            command(model, tmp_path / "out", "--methods", "ovo", "norm")
+    other = ("--methods", "norm", "--ranks", "3", "2", "3", "--local_samples", "0")
+    for folder in ("out", "fresh"):
+        assert command(model, tmp_path / folder, *other) == 0
+    found, fresh = (pd.read_csv(tmp_path / x / "approximate.csv") for x in ("out", "fresh"))
+    pd.testing.assert_frame_equal(found.drop(columns="seconds"), fresh.drop(columns="seconds"))
+    assert found["num_kept"].tolist() == [3, 2]
+
+
+@pytest.mark.usefixtures("sketches")
+@pytest.mark.parametrize("scope", ["layers", "heads"])
+def test_the_text_names_the_scope_of_its_table(scope, tmp_path):
+    model = checkpoint(tmp_path, "value_aware", "SoftmaxAttention", num_heads=2)
+    more = ("--methods", "norm", "--local_samples", "0", "--scope", scope)
+    assert command(model, tmp_path / "out", *more) == 0
+    first = pd.read_csv(tmp_path / "out/approximate.csv")["scope"].iloc[0]
+    text = (tmp_path / "out/approximate.md").read_text(encoding="utf-8")
+    assert f"scope: {first}" in text
+    assert "approximate.csv" in text
+
+
 def translation_scores(task, batch):
     """−log p of the words of the references, and nothing about wrong ones."""
     names = {"source_mask": batch["source_mask"], "key_mask": batch["key_mask"]}
