@@ -60,6 +60,21 @@ class Trained:
             given["token_types"] = batch["token_types"]
         return model(batch["inputs"], **given, rng=self.task.random_key(batch))
 
+    def num_samples(self, split: Literal["val", "test"]) -> int:
+        """Return the number of samples of a split.
+
+        Raises:
+            ConfigError: the data set has no length.
+        """
+        count = getattr(self._loader(split).dataset, "__len__", None)
+        if count is None:
+            raise ConfigError("cannot sample from the data: expected a data set with a length")
+        return int(count())
+
+    def _loader(self, split: Literal["val", "test"]) -> Any:
+        loader = getattr(self.data, f"{split}_dataloader")()
+        return getattr(loader, "loader", loader)
+
     def batches(
         self,
         split: Literal["val", "test"],
@@ -72,27 +87,19 @@ class Trained:
         """Draw samples of a split without replacement; yield them in batches on the device.
 
         Args:
-            num_samples: number of samples, at most those of the split.
+            num_samples: number of samples; at most those of the split are drawn.
             rows: samples per batch. None means the DataModule's setting.
             max_len: truncate sequences to this length. None disables.
         """
-        loader = getattr(self.data, f"{split}_dataloader")()
-        loader = getattr(loader, "loader", loader)
+        loader = self._loader(split)
         sampler = getattr(loader, "batch_sampler", None)
         size = rows or max((len(ids) for ids in sampler or ()), default=8)
-        order = np.random.default_rng(seed).permutation(_num_samples(loader, sampler))[:num_samples]
+        order = np.random.default_rng(seed).permutation(self.num_samples(split))[:num_samples]
         groups = [order[i : i + size].tolist() for i in range(0, len(order), size)]
         chosen = DataLoader(loader.dataset, batch_sampler=groups, collate_fn=loader.collate_fn)
         for batch in chosen:
             moved = {k: v.to(self.device) if isinstance(v, Tensor) else v for k, v in batch.items()}
             yield crop(moved, max_len)
-
-
-def _num_samples(loader: Any, sampler: Any) -> int:
-    count = getattr(loader.dataset, "__len__", None)
-    if count is None:
-        raise ConfigError("cannot sample from the data: expected a data set with a length")
-    return int(count())
 
 
 def crop(batch: dict[str, Any], max_len: int | None) -> dict[str, Any]:

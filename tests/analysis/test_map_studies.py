@@ -165,6 +165,14 @@ def test_identical_heads_of_a_model_are_at_distance_zero(tmp_path):
     assert table["mean"].abs().max() < 1e-6
 
 
+@pytest.mark.usefixtures("sketches")
+def test_distances_name_the_samples_that_the_split_has(tmp_path):
+    path = checkpoint(tmp_path, "pair", "SoftmaxAttention")
+    study("head_distance", path, tmp_path / "out", "--num_samples", "5000")
+    text = (tmp_path / "out" / "head_distance.md").read_text(encoding="utf-8")
+    assert ", 6 samples of" in text
+
+
 def test_distances_of_a_study_are_those_of_the_maps(tmp_path):
     path = checkpoint(tmp_path, "text", "FiSHAttention", num_global_heads=2)
     flags = ("--num_samples", "4", "--save_maps")

@@ -56,6 +56,7 @@ from lit_probattn.analysis.approximation.methods import (
 from lit_probattn.analysis.approximation.oracles import Window
 from lit_probattn.analysis.approximation.random_features import Rows
 from lit_probattn.analysis.options import SPLITS, add_model
+from lit_probattn.analysis.recording import record
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.base.arguments import at_least
 from lit_probattn.base.errors import UnsupportedError
@@ -80,7 +81,7 @@ class Approximate(ModelStudy):
         text = "samples for ova with 1 < r ≤ value size"
         add("--solver_samples", type=at_least(1), default=8, help=text)
         text = "samples for the errors of layers, 0 for none"
-        add("--local_samples", type=int, default=8, help=text)
+        add("--local_samples", type=at_least(0), default=8, help=text)
         add("--batch_size", type=at_least(1), default=8, help="samples per batch")
         add("--seed", type=at_least(0), default=0, help="seed of samples and draws")
         text = "methods; default: all that apply"
@@ -99,9 +100,9 @@ class Approximate(ModelStudy):
     def _compute(self) -> str:
         self.value_dim = next(iter(self.layers.values())).value_head_dim
         (first,) = list(self.batches(1))
-        with torch.no_grad(), checked_layers(self.layers):
+        with checked_layers(self.layers), record(self.trained.task.model) as calls:
             score(self.trained.task, [first])
-        length = int(first["inputs"].shape[1])
+        length = max((call.query if call.key is None else call.key).shape[1] for call in calls)
         methods = self.choose_methods(length)
         table = self.propagated(methods)
         self.results.table(table)
@@ -118,6 +119,10 @@ class Approximate(ModelStudy):
         return self.trained.batches(
             options.split, count, seed=options.seed, rows=options.batch_size
         )
+
+    def count(self, wanted: int) -> int:
+        """Return a number of samples, at most those of the split."""
+        return min(wanted, self.trained.num_samples(self.options.split))
 
     # ---- approximations ------------------------------------------------------------------------
 
@@ -186,7 +191,8 @@ class Approximate(ModelStudy):
             if store.has(**job):
                 continue
             status = method.status(size)
-            count = options.solver_samples if status == ESTIMATE else options.num_samples
+            wanted = options.solver_samples if status == ESTIMATE else options.num_samples
+            count = self.count(wanted)
             if count not in exact:
                 exact[count] = score(task, self.batches(count))
             layers = {name: self.layers[name] for name in names}
@@ -217,7 +223,7 @@ class Approximate(ModelStudy):
 
     def local_view(self, methods: list[Approximation]) -> list[str]:
         """Write the errors of layers with exact inputs; return paragraphs for the text."""
-        task, samples = self.trained.task, self.options.local_samples
+        task, samples = self.trained.task, self.count(self.options.local_samples)
         errors = local_errors(task, self.batches(samples), self.layers, methods)
         table, skew = pd.DataFrame(errors.rows()), pd.DataFrame(errors.skew_rows())
         self.results.table(table, "local")

@@ -26,7 +26,7 @@ from lit_probattn.analysis.recording import LayerCall
 from lit_probattn.analysis.results import span
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.records.tables import markdown_table
+from lit_probattn.records.tables import counted, markdown_table
 
 
 class Distance(ModelStudy):
@@ -60,6 +60,7 @@ class Distance(ModelStudy):
         summary = layer_summary(found, self.numbers)
         self.results.table(pairs)
         self.results.table(summary, "layers")
+        count = int(summary["sequences"].max())
         near = summary.loc[summary["mean"].idxmin()]
         claim = f"Mean distance between heads by layer: {span(summary['mean'])}" + (
             f", smallest in layer {near['layer']}" if len(summary) > 1 else ""
@@ -67,8 +68,8 @@ class Distance(ModelStudy):
         self.results.figure(draw(pairs), claim)
         return (
             f"Distances between heads ({options.reduce} norm of the difference of "
-            f"{'maps' if options.maps == 'probs' else 'scores'}, {options.num_samples} samples of "
-            f"the {options.split} split, at most {options.max_len or 'all'} positions). Layer "
+            f"{'maps' if options.maps == 'probs' else 'scores'}, {counted(count, 'sample')} of the "
+            f"{options.split} split, at most {options.max_len or 'all'} positions). Layer "
             f"average: mean {summary['mean'].mean():.4g}, variance "
             f"{summary['variance'].mean():.4g} over pairs and sequences.\n\n"
             f"{markdown_table(summary)}"

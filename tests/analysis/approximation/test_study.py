@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 
 import numpy as np
 import pandas as pd
@@ -131,6 +132,11 @@ def test_the_text_names_the_scope_of_its_table(scope, tmp_path):
     assert "approximate.csv" in text
 
 
+def opened(model):
+    options = {"checkpoint": model, "config": None, "data": [], "device": "cpu"}
+    return open_trained(argparse.Namespace(**options))
+
+
 def translation_scores(task, batch):
     """−log p of the words of the references, and nothing about wrong ones."""
     names = {"source_mask": batch["source_mask"], "key_mask": batch["key_mask"]}
@@ -157,14 +163,54 @@ def test_other_tasks_have_the_metric_of_their_targets(name, scores, tmp_path):
     model = checkpoint(tmp_path, name, "SoftmaxAttention", num_heads=2)
     assert command(model, tmp_path / "out", "--methods", "ovo") == 0
     table = pd.read_csv(tmp_path / "out/approximate.csv")
-    options = {"checkpoint": model, "config": None, "data": [], "device": "cpu"}
-    opened = open_trained(argparse.Namespace(**options))
+    trained = opened(model)
     with torch.no_grad():
-        (found,) = (scores(opened.task, batch) for batch in opened.batches("test", 4, rows=8))
+        (found,) = (scores(trained.task, batch) for batch in trained.batches("test", 4, rows=8))
     losses, wrong = found
     expected = losses.mean().exp() if wrong is None else 100 * wrong.double().mean()
     np.testing.assert_allclose(table["exact"], float(expected), rtol=1e-5)
     assert set(table["words"]) == {len(losses)}
+
+
+def study(model, out, *more):
+    places = ["--checkpoint", str(model), "--out", str(out), "--device", "cpu"]
+    return main(["approximate", *places, "--methods", "ovo", "--local_samples", "0", *more])
+
+
+def length_of(task, batch):
+    if task == "picture":
+        return 4**2  # window_size, in tokens
+    return max(x.shape[-1] for name, x in batch.items() if name in ("inputs", "source"))
+
+
+@pytest.mark.usefixtures("sketches")
+@pytest.mark.parametrize("name", ["text", "pair", "picture", "translation"])
+def test_ranks_go_up_to_the_length_of_sequences(name, tmp_path):
+    model = checkpoint(tmp_path, name, "SoftmaxAttention", num_heads=2)
+    assert study(model, tmp_path / "out", "--num_samples", "1") == 0
+    table = pd.read_csv(tmp_path / "out/approximate.csv")
+    (batch,) = opened(model).batches("test", 1, rows=8)
+    length, size = length_of(name, batch), table["value_dim"].iloc[0]
+    expected = [r for r in {1, 2, 4, 8, 16, 32, 64, size, size + 1} if r <= length < 65]
+    assert table["num_kept"].tolist() == sorted(expected)
+
+
+@pytest.mark.usefixtures("sketches")
+def test_samples_are_those_that_the_split_has(tmp_path):
+    model = checkpoint(tmp_path, "translation", "SoftmaxAttention", num_heads=2)
+    sizes = ("--num_samples", "5000", "--solver_samples", "4000", "--local_samples", "3000")
+    more = ("--methods", "ovo", "ova", "--ranks", "1", "2")
+    assert study(model, tmp_path / "out", *more, *sizes) == 0
+    assert set(pd.read_csv(tmp_path / "out/approximate.csv")["samples"]) == {21}
+    text = (tmp_path / "out/approximate.md").read_text(encoding="utf-8").partition("Split")[2]
+    assert set(re.findall(r"(\d+) samples", text)) == {"21"}
+
+
+def test_fewer_than_no_samples_are_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        study(tmp_path, tmp_path, "--local_samples", "-1")
+    assert stop.value.code == 2
+    assert "--local_samples" in capsys.readouterr().err
 
 
 @pytest.mark.slow
