@@ -283,10 +283,15 @@ def unequal_lines(frame: pd.DataFrame) -> list[str]:
 
 
 def compact(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, object]]:
-    """Return the table without constant or empty columns, and the constant values."""
+    """Return the table without constant or empty columns, and the constant values.
+
+    Of a single row, it has the name of the variant.
+    """
     same = {c: frame[c].iloc[0] for c in frame if frame[c].nunique(dropna=False) == 1}
     dropped = [*same, "point_id", "row_index", "rows_in_point", "baseline"]
     dropped += ["attention_class", "attention_args"]  # in the table of variants
     kept = frame.drop(columns=[c for c in dict.fromkeys(dropped) if c in frame])
+    if kept.columns.empty:
+        kept = frame[["variant"]]
     constants = {k: v for k, v in same.items() if not pd.isna(v) and k not in _PROVENANCE}
     return kept, constants

@@ -272,8 +272,9 @@ def test_no_baseline_row(results, tmp_path):
 
 
 @pytest.mark.usefixtures("sketches", "uncounted")
-def test_a_sweep_without_a_baseline_has_a_report_and_a_front_page(tmp_path):
-    grid = {"embed_dim": [8], "seq_len": [8, 16]}
+@pytest.mark.parametrize("seq_len", [[8], [8, 16]])
+def test_a_sweep_without_a_baseline_has_a_report_and_a_front_page(seq_len, tmp_path):
+    grid = {"embed_dim": [8], "seq_len": seq_len}
     config = sweep(baseline=None, variants={"a": attention()}, grid=grid)
     run_sweep(config, tmp_path / "rows", ROOT, stream=str)
     write_report(config, tmp_path / "rows", tmp_path / "reports/a")
