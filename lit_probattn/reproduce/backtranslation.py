@@ -7,7 +7,7 @@
 
 The reverse model is a run that translates from the target into the source language. Each line of
 --monolingual is translated by the beam search of the run or sampled with --temperature 1; noise is
-added, and the result is the source of the line. --out is a folder in the layout of fairseq: the
+added, and the result is the source of the line. --out is a new folder in the layout of fairseq: the
 parallel text --upsample times, then the new pairs; validation, test, codes and dictionaries are
 copied from --parallel. If --parallel is segmented by BPE, so are the new pairs. Rerun an
 interrupted command to resume it.
@@ -32,7 +32,7 @@ from datamodules.text.translation.job import LineJob, lines_of
 from datamodules.text.translation.preparation import is_prepared
 from lit_probattn.base.arguments import Parser
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.base.files import digest
+from lit_probattn.base.files import digest, refuse_to_replace
 from lit_probattn.cli.errors import exit_status, quieten
 from lit_probattn.commands.opened import add_run, add_search, set_search
 from lit_probattn.commands.translate import translated
@@ -126,7 +126,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="text in the target language, one sentence a line",
     )
     add("--parallel", type=Path, required=True, help="folder with train.*, valid.*, test.*")
-    add("--out", type=Path, required=True, help="output folder")
+    add("--out", type=Path, required=True, help="output folder, without other text")
     add("--upsample", type=int, default=16, help="copies of the parallel text (default 16)")
     add("--deletion", type=float, default=0.1, help="share of deleted words (0.1)")
     add("--swap", type=int, default=3, help="largest distance by which a word moves (3)")
@@ -154,7 +154,8 @@ def run(options: argparse.Namespace) -> None:
     """Translate, add noise, and write the folder.
 
     Raises:
-        ConfigError: a flag is invalid, or languages or segmentations do not match.
+        ConfigError: a flag is invalid, languages or segmentations do not match, or --out has text,
+            such as that of --parallel.
     """
     noise = Noise(options.deletion, _FILLED, options.swap)
     if options.upsample < 0:
@@ -172,9 +173,12 @@ def run(options: argparse.Namespace) -> None:
             f"--parallel {options.parallel}: missing train.{source} and train.{target}; the "
             f"reverse model translates from {target} into {source}"
         )
+    made = options.out / ".synthetic"
+    if not made.is_dir():  # otherwise an interrupted command wrote the files of --out
+        refuse_to_replace(_files(options.out, (source, target)))
     make = _Pairs(trained, noise, Filter(_MOST_WORDS, options.max_ratio), options, text)
     options.out.mkdir(parents=True, exist_ok=True)
-    job = LineJob(options.out / ".synthetic", make.identity)
+    job = LineJob(made, make.identity)
     path = job.lines("pairs", lines_of(options.monolingual), total, make, "back-translating")
     added = _assemble(text, lines_of(path), options.out, (source, target), options.upsample)
     (options.out / "train.done").touch()
@@ -222,6 +226,14 @@ class _Pairs:
                 yield ""
                 continue
             yield _TAB.join((" ".join(self.noise(words, self.seed, line)), target))
+
+
+def _files(out: Path, languages: tuple[str, str]) -> Iterator[Path]:
+    """Yield the files of a folder in fairseq's layout, as `_assemble` writes it."""
+    yield out / "code"
+    for language in languages:
+        yield out / f"dict.{language}.txt"
+        yield from (out / f"{stem}.{language}" for stem in ("train", "valid", "test"))
 
 
 def _count(path: Path) -> int:

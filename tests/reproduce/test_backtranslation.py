@@ -118,3 +118,35 @@ def test_what_does_not_fit_is_one_line(tmp_path, capsys, more, message):
     assert main(command(text, tmp_path / "out", *more)) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line[:5] == "error"]
     assert message in line
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("name", ["train.yot", "train.toy", "valid.toy", "code", "dict.yot.txt"])
+def test_text_of_others_is_not_replaced(tmp_path, capsys, name):
+    text, out = write_text(tmp_path / "text"), tmp_path / "out"
+    out.mkdir()
+    (out / name).write_text("mine\n")
+    for folder in (out, text):
+        before = contents(folder)
+        assert main(command(text, folder)) == 2
+        assert contents(folder) == before
+    assert f"{out / name} exists" in capsys.readouterr().err
+
+
+def test_an_interrupted_command_replaces_its_own_text(tmp_path, monkeypatch):
+    text, out = write_text(tmp_path / "text"), tmp_path / "out"
+    assert main(command(text, tmp_path / "whole")) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr("lit_probattn.reproduce.backtranslation._write", interrupt)
+        assert main(command(text, out)) != 0
+    assert (out / "valid.yot").read_text() == "half"
+    assert main(command(text, out)) == 0
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def interrupt(path, lines):
+    path.write_text("half")
+    raise KeyboardInterrupt
