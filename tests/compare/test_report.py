@@ -14,6 +14,7 @@ import matplotlib.image
 import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
+import torch
 import yaml
 from matplotlib.collections import PathCollection
 from PIL import Image
@@ -318,6 +319,24 @@ def test_costs_of_a_step_are_ratios_to_the_baseline_or_else_to_the_first_row(
         assert row["parameters_ratio"] == COUNTS[name][0] / COUNTS[base][0]
         assert row["macs_ratio"] == COUNTS[name][1] / COUNTS[base][1]
         assert row["peak_memory_bytes_ratio"] == 1
+
+
+def test_peak_memory_is_without_what_libraries_allocate_at_first_use(tmp_path, monkeypatch):
+    """Here one step keeps 400 kB for the whole process; each step has 8 kB of its own."""
+    table, runs = tiny_runs(tmp_path)
+    kept = []
+
+    def step():
+        kept.extend([] if kept else [torch.zeros(100_000)])
+        torch.zeros(2000)
+
+    counted = {"parameters": 1000, "macs": 7}
+    monkeypatch.setattr("lit_probattn.compare.measured.counts", lambda run: counted)
+    monkeypatch.setattr("lit_probattn.compare.measured.training_step", lambda *_: step)
+    for run in runs:
+        keep(run, 10.0)
+    rows = MeasuredReport(table, runs, "command").measured
+    assert [row["peak_memory_bytes"] for row in rows.values()] == [8000, 8000]
 
 
 @pytest.mark.parametrize("logged", [True, False])
