@@ -18,6 +18,7 @@ import argparse
 import re
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +41,7 @@ from lit_probattn.compare.protocol import (
 )
 from lit_probattn.compare.tables import Metric, Row, Table, TaskEntry
 from lit_probattn.configs import class_of, compose, parameters_of, takes_any_name
+from lit_probattn.records.figures import readable
 
 SEEDS = (0, 1, 2)
 # A setting that is the class itself, not an argument.
@@ -101,6 +103,7 @@ def make_table(
             raise ConfigError(f"duplicate --attention {given!r}")
         rows[row.name] = row
     rows, shared = _without_shared(rows)
+    rows = _told_apart(rows)
     title = f"{'; '.join(row.label for row in rows.values())}, on {' and '.join(entries)}"
     return Table(
         name=name or f"compare-{'-'.join(entries)}",
@@ -124,6 +127,23 @@ def _without_shared(rows: Mapping[str, Row]) -> tuple[dict[str, Row], str]:
         for name, row in rows.items()
     }
     return shorter, " ".join(shared)
+
+
+def _told_apart(rows: Mapping[str, Row]) -> dict[str, Row]:
+    """Return the rows, with the file in labels that several of them have.
+
+    Raises:
+        ConfigError: two rows are one variant.
+    """
+    counts = Counter(readable(row.label) for row in rows.values())
+    found: dict[str, Row] = {}
+    for name, row in rows.items():
+        if counts[readable(row.label)] > 1:
+            row = replace(row, method=f"{row.method} ({row.attention})")
+        if any(row.label == other.label for other in found.values()):
+            raise ConfigError(f"duplicate --attention {row.label!r}")
+        found[name] = row
+    return found
 
 
 def read_row(text: str) -> Row:

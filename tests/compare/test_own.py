@@ -11,8 +11,10 @@ import yaml
 from lit_probattn.__main__ import main
 from lit_probattn.compare.model import counts
 from lit_probattn.compare.own import differing, make_table, read_row
+from lit_probattn.records.figures import readable
 from tests.compare.tiny import program, run_here
 from tests.support.patching import check_figures
+from tests.support.paths import ROOT
 
 TASK = "tiny/lra_listops"
 
@@ -54,6 +56,19 @@ def test_options_that_all_rows_set_are_given_once():
     )
 
 
+@pytest.mark.parametrize("name", ["own.yaml", "softmax.yaml"])
+def test_variants_of_one_name_are_told_apart_by_their_files(name, tmp_path, monkeypatch):
+    """Curves, tables and titles know them by these labels."""
+    for folder in "ab":
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_text((ROOT / "configs/attention/mgk.yaml").read_text())
+    monkeypatch.chdir(tmp_path)
+    table = make_table([TASK], [f"a/{name}", f"b/{name}", "softmax", f"a/{name} num_heads=2"])
+    labels = [readable(row.label) for row in table.rows.values()]
+    assert len(set(labels)) == 4
+    assert (f"a/{name}" in labels[0], f"b/{name}" in labels[1]) == (True, True)
+
+
 def test_dotted_keys_are_settings_of_one_variant():
     row = read_row("mgk model.init_args.lr=0.01 dropout=0.0")
     assert (dict(row.set), dict(row.overrides)) == (
@@ -81,6 +96,8 @@ def test_a_language_model_is_compared_by_what_selects_its_checkpoints():
         (["--task", TASK, "--attention", "mgk num_head=2"], "did you mean 'num_heads'?"),
         (["--task", TASK, "--attention", "mgk heads"], "expected KEY=VALUE, received 'heads'"),
         (["--task", TASK, "--attention", "mgk", "mgk"], "duplicate --attention 'mgk'"),
+        (["--task", TASK, "--attention", "mgk", "configs/attention/mgk.yaml"], "duplicate"),
+        (["--task", TASK, "--attention", "softmax", "softmax num_heads=8"], "duplicate"),
         (["--task", TASK, TASK, "--attention", "mgk"], "duplicate --task lra_listops_tiny"),
         (["--task", TASK, "--attention", "mgk", "--seeds", "1", "2", "1"], "--seeds: duplicate 1"),
         (["--task", TASK, "--attention", "mgk", "--name", "a/b"], "--name must be the name of a"),
