@@ -167,7 +167,7 @@ def portable(arguments: Sequence[str]) -> list[str]:
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
-    """Parse `key=value` texts; values are parsed as JSON if possible.
+    """Parse `key=value` texts; values are those that `fit` reads from the same text.
 
     Keys are completed as on the command line of `fit`: `data.path` is `data.init_args.path`.
 
@@ -179,8 +179,24 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
         key, equals, value = text.partition("=")
         if not equals:
             raise ValueError(f"--set expects key=value, received {text!r}")
-        try:
-            found[full_key(key)] = json.loads(value)
-        except ValueError:
-            found[full_key(key)] = value
+        found[full_key(key)] = _value_of(value)
     return found
+
+
+def _value_of(text: str) -> Any:
+    """Return a JSON value, or a boolean, float, list or mapping of YAML; otherwise the text.
+
+    Integers that only YAML has, such as 1:30 and 010, stay texts: options of strings accept them.
+    """
+    import yaml  # only where it is needed: it is slow to import, as is jsonargparse
+    from jsonargparse import get_loader
+
+    try:
+        return json.loads(text)
+    except ValueError:
+        pass
+    try:
+        value = get_loader("yaml")(text)
+    except yaml.YAMLError:
+        return text
+    return value if isinstance(value, bool | float | list | dict) else text

@@ -7,8 +7,10 @@ import shlex
 import pandas as pd
 import pytest
 import yaml
+from jsonargparse import ArgumentParser
 
 from lit_probattn.__main__ import main
+from lit_probattn.compare.flags import flags, parse_settings
 from lit_probattn.compare.model import counts
 from lit_probattn.compare.own import differing, make_table, read_row
 from lit_probattn.records.figures import readable
@@ -67,6 +69,25 @@ def test_variants_of_one_name_are_told_apart_by_their_files(name, tmp_path, monk
     labels = [readable(row.label) for row in table.rows.values()]
     assert len(set(labels)) == 4
     assert (f"a/{name}" in labels[0], f"b/{name}" in labels[1]) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        *((bool, text) for text in ("False", "True", "false", "off", "yes")),
+        *((float, text) for text in (".5", "1.", "1e-3", "3")),
+        *((list[float], text) for text in ("[.5, 1e-3]", "[1, 2]")),
+        *((str, text) for text in ("1:30", "nan", "2021-01-01", "010", "a #b", "*x", "", "x=y")),
+    ],
+)
+def test_a_setting_is_what_fit_has_for_the_same_text(kind, text):
+    """In this process, where models are built of it, and in the commands of runs."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--key", type=kind)
+    expected = parser.parse_args([f"--key={text}"]).key
+    found = parse_settings([f"key={text}"])
+    assert found["key"] == expected
+    assert parser.parse_args(flags(found)).key == expected
 
 
 def test_dotted_keys_are_settings_of_one_variant():
