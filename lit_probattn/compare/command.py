@@ -132,6 +132,7 @@ def run(
     protocol, skipped = protocol or protocol_of(options), skipped or {}
     if options.executor == "here" and (options.shards > 1 or options.slurm):
         raise ConfigError("--shards and --slurm require --executor slurm, local or debug")
+    parameters = parse_settings(options.slurm, "--slurm")
     place = place_of(options)
     seeds = options.seeds or table.seeds
     refuse_unknown_tasks((p.name for t in table.tasks.values() for p in t.chain()), protocol)
@@ -153,7 +154,7 @@ def run(
         return 0
     try:
         if options.executor != "here" and not options.report:
-            _submit(options, arguments, module)
+            _submit(options, arguments, module, parameters)
         elif not options.report:
             return _run_all(made, mine, options, out if count == 1 else None, skipped)
     except KeyboardInterrupt:
@@ -177,8 +178,8 @@ def check_runs(runs: Sequence[Run]) -> None:
     Command lines with user settings are parsed once per task and set of keys.
 
     Raises:
-        ConfigError: a metric is not logged, or a key is unknown, set by the command, or affects
-            results although it must not.
+        ConfigError: a metric is not logged, the number of steps is not set, or a key is unknown,
+            set by the command, or affects results although it must not.
     """
     if not runs:
         return
@@ -190,6 +191,7 @@ def check_runs(runs: Sequence[Run]) -> None:
     refuse_reserved_in_files([(run.task, run.row) for run in runs], options)
     parsed = set()
     for run in runs:
+        _ = run.max_steps  # raises if it is not set
         keys = frozenset(overrides(run.task, run.row, options))
         kind = run.task.name, run.config["model"]["class_path"], keys
         if kind in parsed:
@@ -203,7 +205,12 @@ def check_runs(runs: Sequence[Run]) -> None:
                 raise ConfigError(f"{run.task.name}, {run.row.label}: {error}") from None
 
 
-def _submit(options: argparse.Namespace, arguments: Sequence[str], module: str) -> None:
+def _submit(
+    options: argparse.Namespace,
+    arguments: Sequence[str],
+    module: str,
+    parameters: Mapping[str, Any],
+) -> None:
     """Run the command as an array of shards; failed ones leave unfinished runs."""
     if options.shard:
         raise ConfigError("--executor creates the shards: remove --shard")
@@ -221,7 +228,7 @@ def _submit(options: argparse.Namespace, arguments: Sequence[str], module: str) 
         executor=options.executor,
         count=options.shards,
         folder=options.runs / "reproduce" / "submitit",
-        parameters=parse_settings(options.slurm),
+        parameters=parameters,
     )
 
 

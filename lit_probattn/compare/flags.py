@@ -13,6 +13,7 @@ from typing import Any
 
 from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.base.arguments import add_data
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.cli.shards import add_shard_flags
 from lit_probattn.configs import full_key
 
@@ -142,15 +143,26 @@ def add_flags(
 
 
 def place_of(options: argparse.Namespace) -> Place:
-    """Return the folders and launcher that the flags set."""
+    """Return the folders and launcher that the flags set.
+
+    Raises:
+        ConfigError: --launch or --flags has an unclosed quotation.
+    """
     return Place(
         runs=options.runs,
         data_dir=options.data_dir,
         cache_dir=options.cache_dir,
         accelerator=options.accelerator,
-        launch=tuple(shlex.split(options.launch)),
-        flags=tuple(shlex.split(options.flags)),
+        launch=_words("--launch", options.launch),
+        flags=_words("--flags", options.flags),
     )
+
+
+def _words(flag: str, text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise ConfigError(f"{flag} {text!r}: {str(error).lower()}") from None
 
 
 def flags(settings: Mapping[str, Any]) -> list[str]:
@@ -166,19 +178,23 @@ def portable(arguments: Sequence[str]) -> list[str]:
     return [Path(a).name if os.path.isabs(a) else a for a in arguments]
 
 
-def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
+def parse_settings(texts: Sequence[str], flag: str = "--set") -> dict[str, Any]:
     """Parse `key=value` texts; values are those that `fit` reads from the same text.
 
     Keys are completed as on the command line of `fit`: `data.path` is `data.init_args.path`.
 
+    Args:
+        texts: the texts.
+        flag: the flag that sets them, for the message.
+
     Raises:
-        ValueError: a text has no equals sign.
+        ConfigError: a text has no key or no equals sign.
     """
     found: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")
-        if not equals:
-            raise ValueError(f"--set expects key=value, received {text!r}")
+        if not key or not equals:
+            raise ConfigError(f"{flag}: expected KEY=VALUE, received {text!r}")
         found[full_key(key)] = _value_of(value)
     return found
 

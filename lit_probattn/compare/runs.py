@@ -17,9 +17,10 @@ from typing import Any
 from datamodules.core.base import CachedDataModule, DataModule
 from lit_probattn.base import files as digests
 from lit_probattn.base.config_files import run_stem
-from lit_probattn.base.errors import DataError
+from lit_probattn.base.errors import ConfigError, DataError
 from lit_probattn.compare.flags import Place, flags
 from lit_probattn.compare.protocol import (
+    STEPS,
     Options,
     attention_option,
     config_files,
@@ -205,8 +206,18 @@ class Run:
 
     @property
     def max_steps(self) -> int:
-        """Number of optimiser steps."""
-        return int(self.config["trainer"]["max_steps"])
+        """Number of optimiser steps.
+
+        Raises:
+            ConfigError: the task does not set it, or sets no limit.
+        """
+        steps = setting(self.config, STEPS)
+        if not isinstance(steps, int) or steps < 1:
+            raise ConfigError(
+                f"{self.task.config}: expected {STEPS} of at least 1, received {steps}; set it, or "
+                "use --steps"
+            )
+        return steps
 
     # ---- commands and results ------------------------------------------------------------------
 

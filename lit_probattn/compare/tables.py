@@ -206,14 +206,15 @@ class Table:
             ConfigError: a name is unknown.
         """
         rows, tasks = set(self.rows), set(self.tasks)
-        named_tasks = {name for name in only if name in tasks}
+        named_tasks: set[str] = set()
         named_rows: set[str] = set()
         for name in only:
-            found = set(fnmatch.filter(rows, name))
-            if not found and name not in tasks:
+            found_tasks, found_rows = (set(fnmatch.filter(found, name)) for found in (tasks, rows))
+            if not found_tasks and not found_rows:
                 hint = nearest(name, [*tasks, *rows])
                 raise ConfigError(f"{self.name} has no task or row {name!r}{hint}")
-            named_rows |= found
+            named_tasks |= found_tasks
+            named_rows |= found_rows
         return [
             (task, row)
             for task, row in self.pairs()

@@ -98,6 +98,12 @@ def test_dotted_keys_are_settings_of_one_variant():
     )
 
 
+def test_only_selects_tasks_and_rows_by_patterns():
+    table = make_table([TASK, "tiny/own_pairs"], ["softmax", "mgk", "smgk"])
+    names = {(task.name, row.name) for task, row in table.select(["lra_*", "*mgk"])}
+    assert names == {("lra_listops_tiny", "mgk"), ("lra_listops_tiny", "smgk")}
+
+
 def test_a_language_model_is_compared_by_what_selects_its_checkpoints():
     (task,) = make_table(["wikitext103_small"], ["softmax"]).tasks.values()
     (metric,) = task.metrics.values()

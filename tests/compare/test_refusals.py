@@ -79,6 +79,12 @@ WRONG = [
     (["--metric", "accurac"], ["test/accurac", "'accuracy'"]),
     (["--metric", "accuracy", "ppl"], ["test/ppl"]),
     (["--launch", "torchrun_missing"], ["--launch", "torchrun_missing"]),
+    (["--launch", '"torchrun'], ["--launch", '"torchrun']),
+    (["--flags='--trainer.log_every_n_steps 5"], ["--flags", "'--trainer"]),
+    (["--set", "foo"], ["--set", "'foo'", "KEY=VALUE"]),
+    (["--set", "=3"], ["--set", "'=3'", "KEY=VALUE"]),
+    (["--executor", "debug", "--slurm", "foo"], ["--slurm", "'foo'", "KEY=VALUE"]),
+    (["--only", "lra_texts_*"], ["lra_texts_*"]),
 ]
 
 
@@ -102,6 +108,14 @@ def test_files_that_set_what_the_command_sets_are_named(content, refused, tmp_pa
     line = refused(attention=["own.yaml"])
     assert "own.yaml" in line
     assert key in line
+
+
+@pytest.mark.parametrize("trainer", [{}, {"max_epochs": 3}, {"max_steps": -1}, {"max_steps": "x"}])
+def test_a_task_without_a_number_of_steps_is_named(trainer, refused, tmp_path):
+    content = {**compose([f"configs/tasks/{TASK}.yaml"], {}), "trainer": trainer}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(content))
+    line = refused(task="own.yaml")
+    assert [w for w in ("own.yaml", "trainer.max_steps", "--steps") if w not in line] == []
 
 
 def test_a_variant_may_not_set_what_the_command_sets(refused):
