@@ -6,7 +6,6 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pandas as pd
@@ -22,6 +21,7 @@ from lit_probattn.compare.runs import Run
 from lit_probattn.measure.memory import peak_bytes
 from lit_probattn.measure.timing import quantile, time_sides
 from lit_probattn.records.figures import OTHERS, ReportFigure, palette_of, panels, readable
+from lit_probattn.training.logs import FILE_NAME as METRICS
 
 _RATIOS = {
     "parameters": "parameters",
@@ -132,6 +132,7 @@ class MeasuredReport(Report):
         backends = "; ".join(f"{call}: {name}" for call, name in chosen.items())
         return [
             *self.cheapest(),
+            *self._without_log(),
             "One training step: multiply-adds in the matrix products of a forward pass, from "
             "the equations (1 multiply-add = 2 FLOP; a mixture that is reduced to fused "
             "attention costs 2K products per pair and head instead of the K + 1 of the "
@@ -141,11 +142,19 @@ class MeasuredReport(Report):
             f"allocator, above resident memory. Attention backends: {backends}.",
         ]
 
+    def _without_log(self) -> list[str]:
+        drawn = {run.label for run, _ in logs_of(self.results)}
+        lost = [run.label for run, _ in self.results if run.label not in drawn]
+        told = f"**Without learning curves, because {METRICS} is missing: {'; '.join(lost)}.**"
+        return [told] if lost else []
+
     # ---- learning curves -------------------------------------------------------------------------
 
     def figures(self) -> dict[str, ReportFigure]:
         """Return the learning curves."""
-        seeds = sorted({run.seed for run, _ in self.results})
+        seeds = {run.seed for run, _ in logs_of(self.results)}
+        if not seeds:
+            return {}
         caption = (
             f"Loss: mean of {_SMOOTH} logged values. Lines: means over seeds (n = {len(seeds)}); "
             "bands: lowest to highest seed; dashed lines: test split, if runs evaluated it "
@@ -162,8 +171,7 @@ class MeasuredReport(Report):
         scores of the test split, if runs computed them during training.
         """
         by_task: dict[str, dict[str, list[tuple[Run, pd.DataFrame]]]] = {}
-        for run, result in self.results:
-            log = pd.read_csv(Path(result["run_folder"]) / "metrics.csv")
+        for run, log in logs_of(self.results):
             by_row = by_task.setdefault(run.task.name, {})
             by_row.setdefault(readable(run.row.label), []).append((run, log))
         parts = [
@@ -205,6 +213,14 @@ def _parts(rows: Mapping[str, Any], most: int) -> list[dict[str, Any]]:
     """Return the rows in parts of at most `most`."""
     items = list(rows.items())
     return [dict(items[first : first + most]) for first in range(0, len(items), most)]
+
+
+def logs_of(
+    results: Sequence[tuple[Run, Mapping[str, Any]]],
+) -> list[tuple[Run, pd.DataFrame]]:
+    """Return the finished runs whose metrics.csv exists, with its content."""
+    paths = [(run, run.folder_of(result) / METRICS) for run, result in results]
+    return [(run, pd.read_csv(path)) for run, path in paths if path.is_file()]
 
 
 def test_curve_of(monitor: str, logs: Sequence[pd.DataFrame]) -> str | None:

@@ -262,6 +262,11 @@ class Run:
                 return folder
         return None
 
+    def folder_of(self, result: Mapping[str, Any]) -> Path:
+        """Return the run folder of its result, below --runs if that was moved since."""
+        told = Path(result["run_folder"])
+        return told if told.is_dir() else self.place.runs / told.parent.name / told.name
+
     def result(self) -> dict[str, Any] | None:
         """Return the result of a finished run; None if it is missing or of other data.
 

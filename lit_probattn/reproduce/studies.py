@@ -86,7 +86,7 @@ class RunStudy:
         checkpoint = place.runs / run.run_name / "0"
         if result is not None:
             name = Path(result["report"]["checkpoint"]).name
-            checkpoint = Path(result["run_folder"]) / "checkpoints" / name
+            checkpoint = run.folder_of(result) / "checkpoints" / name
         words = [self.name, "--checkpoint", str(checkpoint), "--out", str(self.folder(run))]
         words += ["--device", _DEVICES.get(place.accelerator, str(place.accelerator))]
         words += self.words

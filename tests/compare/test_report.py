@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import shutil
 import statistics
 import sys
 from dataclasses import replace
@@ -28,7 +29,7 @@ from lit_probattn.compare.scores import draw
 from lit_probattn.compare.tables import read_table
 from lit_probattn.experiments import page as page_module
 from lit_probattn.records.html import body_of
-from tests.compare.tiny import TABLE, TASKS, finished, tiny_runs, write_tables
+from tests.compare.tiny import TABLE, TASKS, finished, measure_nothing, tiny_runs, write_tables
 from tests.support.pages import Page
 
 pytestmark = pytest.mark.usefixtures("sketches")
@@ -356,6 +357,34 @@ def test_the_picture_of_curves_has_those_of_the_test_split_dashed(tmp_path, logg
     assert len(axis.lines) - len(dashed) == len({run.row.name for run in runs})
     assert [line.get_ydata().tolist() for line in dashed] == [[40.0, 10.0]] * 2 * logged
     assert ("(dashed: test)" in axis.get_ylabel()) == logged
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_runs_whose_folders_were_moved_or_removed_are_reported(moved, tmp_path, monkeypatch):
+    """The curves of a moved folder are drawn; a run without one has its numbers, and is named."""
+    measure_nothing(monkeypatch)
+    table, runs = tiny_runs(tmp_path)
+    log = {"step": [4, 8], "train/loss": [2.0, 1.0], "val/accuracy": [0.2, 0.3]}
+    for run in runs:
+        folder = run.place.runs / run.run_name / "0"
+        folder.mkdir(parents=True)
+        pd.DataFrame(log).to_csv(folder / "metrics.csv", index=False)
+        keep(run, 30.0, run_folder=str(folder))
+    if moved:
+        place = replace(runs[0].place, runs=runs[0].place.runs.rename(tmp_path / "moved"))
+        runs = [replace(run, place=place) for run in runs]
+    else:
+        shutil.rmtree(runs[0].place.runs / runs[0].run_name)
+    report = MeasuredReport(table, runs, "command")
+    report.write(tmp_path / "out")
+    assert (tmp_path / "out/figures/learning_curves.png").is_file()
+    written = (tmp_path / "out/report.md").read_text(encoding="utf-8")
+    assert "(n = 2)" in written
+    named = [line for line in written.splitlines() if "metrics.csv" in line]
+    assert [runs[0].label in line for line in named] == [True] * (not moved)
+    for run in runs:
+        shutil.rmtree(run.place.runs / run.run_name, ignore_errors=True)
+    assert not report.figures()
 
 
 def test_curves_of_more_variants_than_colours_have_several_rows_of_panels(tmp_path):

@@ -104,7 +104,7 @@ class ApproximationTable(RunFigure):
         found = self._studied(seed)
         words = [Compare.name, "--results"]
         words += [f"{run.row.name}={self.study.folder(run)}" for run, _ in found]
-        words += ["--runs", *(f"{run.row.name}={result['run_folder']}" for run, result in found)]
+        words += ["--runs", *(f"{run.row.name}={run.folder_of(result)}" for run, result in found)]
         return [*words, "--out", str(self.compared_folder(seed))]
 
     # ---- reporting -----------------------------------------------------------------------------

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from lit_probattn.analysis.studies.curves import grows, read_run
+from lit_probattn.compare.runs import Run
 from lit_probattn.training.logs import FILE_NAME
 
 # Share of the logged steps at the end over which a settled curve hardly changes.
@@ -18,9 +18,9 @@ _LAST = 0.1
 Curves = dict[int, pd.Series]
 
 
-def curve_of(result: Mapping[str, Any], metric: str) -> pd.Series | None:
+def curve_of(run: Run, result: Mapping[str, Any], metric: str) -> pd.Series | None:
     """Return a logged metric of a finished run by step; None if it was not logged."""
-    folder = Path(result["run_folder"])
+    folder = run.folder_of(result)
     if not (folder / FILE_NAME).is_file():
         return None
     logged = read_run(str(folder))

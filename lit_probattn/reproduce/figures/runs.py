@@ -91,7 +91,7 @@ class RunFigure(FigureReport):
 
     def curves(self, row: str, metric: str) -> Curves:
         """Return a logged metric of a row, by seed."""
-        found = {run.seed: curve_of(result, metric) for run, result in self.runs_of(row)}
+        found = {run.seed: curve_of(run, result, metric) for run, result in self.runs_of(row)}
         return {seed: curve for seed, curve in found.items() if curve is not None}
 
     def tables(self, row: str, study: str, file: str) -> pd.DataFrame:
