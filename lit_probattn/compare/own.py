@@ -202,12 +202,10 @@ def _check_options(text: str, config: Mapping[str, Any], options: Mapping[str, A
 def _metrics(config: str, names: Sequence[str]) -> dict[str, Metric]:
     content = compose([config], {})
     monitor = setting(content, "run.monitor") or "val/accuracy"
-    mode = setting(content, "run.monitor_mode") or "max"
     first = monitor.removeprefix("val/")
     found = {}
     for given in names or [first]:
         name = given.removeprefix("test/")
-        higher = mode == "max" if name == first else "accuracy" in name
         percent = name.startswith("accuracy")
         unit = "%" if percent else "nats" if name.endswith("loss") else "as logged"
         found[name] = Metric(
@@ -216,7 +214,6 @@ def _metrics(config: str, names: Sequence[str]) -> dict[str, Metric]:
             f"test/{name}",
             ("", ""),
             unit,
-            "higher" if higher else "lower",
             100 if percent else 1,
         )
     return found

@@ -32,7 +32,6 @@ class Metric:
         scale: factor from the report to the printed unit.
         flags: settings of the command.
         printed: metric and split in published.csv.
-        better: whether higher or lower is better.
     """
 
     name: str
@@ -40,7 +39,6 @@ class Metric:
     key: str
     printed: tuple[str, str]
     unit: str
-    better: Literal["higher", "lower"]
     scale: float = 1.0
     flags: Mapping[str, Any] = field(default_factory=dict)
 

@@ -40,7 +40,6 @@ METRIC = Metric(
     key="test/accuracy",
     printed=("accuracy_percent", "test"),
     unit="%",
-    better="higher",
     scale=100,
 )
 # The published runs train on the whole training file and select the best accuracy on the test file.

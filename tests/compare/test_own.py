@@ -37,10 +37,7 @@ def test_names_become_rows_with_options():
     (task,) = table.tasks.values()
     assert (task.name, task.config) == ("lra_listops_tiny", f"configs/tasks/{TASK}.yaml")
     (metric,) = task.metrics.values()
-    assert (metric.key, metric.unit, metric.scale, metric.better) == (
-        *("test/accuracy", "%", 100),
-        "higher",
-    )
+    assert (metric.key, metric.unit, metric.scale) == ("test/accuracy", "%", 100)
 
 
 def test_options_that_all_rows_set_are_given_once():
@@ -108,11 +105,9 @@ def test_a_language_model_is_compared_by_what_selects_its_checkpoints():
     (task,) = make_table(["wikitext103_small"], ["softmax"]).tasks.values()
     (metric,) = task.metrics.values()
     assert metric.key.startswith("test/ppl_")
-    assert (metric.better, metric.scale) == ("lower", 1)
+    assert metric.scale == 1
     (task,) = make_table(["wikitext103_small"], ["softmax"], ["test/loss"]).tasks.values()
-    assert [(m.key, m.unit, m.better) for m in task.metrics.values()] == [
-        ("test/loss", "nats", "lower")
-    ]
+    assert [(m.key, m.unit) for m in task.metrics.values()] == [("test/loss", "nats")]
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def test_tasks_name_the_scores_that_tables_and_monitors_read():
     for name, path in named_files("task").items():
         content = compose([path], {})
         monitor = setting(content, "run.monitor") or "val/accuracy"
-        metric = Metric("monitor", "validate", monitor, ("", ""), "", "higher")
+        metric = Metric("monitor", "validate", monitor, ("", ""), "")
         refuse_unlogged_metrics(TaskEntry(name, str(path), {"monitor": metric}), content)
         wrong = replace(metric, key=f"{monitor}x")
         with pytest.raises(ConfigError, match="does not log "):

@@ -32,7 +32,6 @@ ACCURACY = {
     "scale": 100,
     "printed": ["accuracy_percent", "test"],
     "unit": "%",
-    "better": "higher",
 }
 TASKS = {
     "listops": {

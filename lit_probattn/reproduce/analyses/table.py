@@ -123,7 +123,6 @@ def _number(table: str, name: str, entry: Mapping[str, Any]) -> Number:
         key=entry["column"],
         printed=tuple(entry["printed"]),
         unit=entry["unit"],
-        better="lower",
         scale=float(entry.get("scale", 1.0)),
     )
     fields = {k: v for k, v in entry.items() if k in Value.__dataclass_fields__}

@@ -221,7 +221,7 @@ class Grid:
             data.setup()
             rows = data.vocab_size
         points = self.points(int(config["model"]["init_args"]["num_layers"]), int(rows or 1))
-        metric = Perplexity("test", "test", "", ("perplexity", "test"), "perplexity", "lower")
+        metric = Perplexity("test", "test", "", ("perplexity", "test"), "perplexity")
         task = TaskEntry(
             name=run_stem(self.task),
             config=self.task,
