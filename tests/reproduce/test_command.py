@@ -91,7 +91,7 @@ def test_list_names_every_table_with_its_state(capsys):
         (["mgk_tabel1"], "expected a table, received 'mgk_tabel1'; did you mean 'mgk_table1'?"),
         (["mgk_table1", "--only", "listop"], "no task or row 'listop'; did you mean 'listops'?"),
         (["mgk_table1", "--shard", "3/3"], "--shard: expected 0 <= i < n"),
-        (["mgk_table1", "--set", "a"], "--set expects key=value, received 'a'"),
+        (["mgk_table1", "--set", "a"], "--set: expected KEY=VALUE, received 'a'"),
         (["mgk_table1", "--jobs", "0"], "--jobs must be at least 1, received 0"),
         (["mgk_table1", "--steps", "0"], "--steps must be at least 1, received 0"),
         (["mgk_table1", "--attempts", "0"], "--attempts must be at least 1, received 0"),
