@@ -261,7 +261,8 @@ def test_wrong_use_is_one_line(tmp_path, capsys, monkeypatch):
     assert "--num_samples: must be at least 1, received 0" in refused(
         capsys, ["rank", *given, "--num_samples", "0"]
     )
-    assert "--data.seed: expected a value" in error(capsys, ["rank", *given, "--data.seed"])
+    assert "--data.seed: expected a value" in refused(capsys, ["rank", *given, "--data.seed"])
+    assert "--data.seed: expected a value" in error(capsys, ["rank", *given, "--data.seed="])
     line = error(capsys, ["rank", *given, "--data.min_length", "[1"])
     assert "--data.min_length [1: not valid YAML: expected ',' or ']'" in line
     assert "--seed: must be at least 0, received -1" in refused(

@@ -183,7 +183,6 @@ def test_command_names_what_is_wrong(tmp_path, capsys):
     [
         ("SoftmaxAttention", {"score": "gaussian"}, "score=gaussian"),
         ("SoftmaxAttention", {"rotary_dim": 2}, "rotary"),
-        ("PolynomialAttention", {}, "PolynomialAttention"),
         ("LinearAttention", {}, "LinearAttention"),
     ],
 )

@@ -112,12 +112,13 @@ def test_linear_family_equals_what_it_states(backend, mode):
             assert "no closed form" in str(rows["analytic"].reason)
 
 
-SIZES = {"mlp_dim": 20, "vocab_size": 50, "num_classes": 4}
+SIZES = {"mlp_dim": 20, "vocab_size": 50}
 IN_MODELS = {"mgk": (MGK, {}), "softmax": (SOFTMAX, {}), "gfish": (FISH, GFISH)}
 
 
 def model_point(kind, mode, variant, backend="reference", **more):
-    sizes = {"kind": kind, "num_layers": 3, **SIZES, **more}
+    classes = {"num_classes": 4} if kind.endswith("classifier") else {}
+    sizes = {"kind": kind, "num_layers": 3, **SIZES, **classes, **more}
     (point,) = points({variant: IN_MODELS[variant]}, backend, mode, **sizes)
     return point
 
