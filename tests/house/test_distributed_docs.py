@@ -9,7 +9,6 @@ import subprocess
 import pytest
 import yaml
 
-from lit_probattn.base.config_files import is_there
 from tests.house.test_readme import parsed_fit, without_checkpoint
 from tests.support.paths import ROOT
 from tests.support.slow import every_nth
@@ -67,14 +66,6 @@ def test_slurm_scripts_are_shell_and_ask_for_the_signal(script):
     (log,) = re.findall(r"^#SBATCH --output=(.*)/", text, re.MULTILINE)
     assert f"mkdir -p {log}" in text, "SLURM writes no log into a folder that is not there"
     assert f"mkdir -p {log}" in (DOCS / "distributed.md").read_text(encoding="utf-8")
-
-
-def test_files_that_the_page_names_exist():
-    text = (DOCS / "distributed.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"(?:configs|docs|tests|reports)/[\w./-]*\w", text))
-    named -= {"configs/attention/"}
-    there = {name for name in named if (ROOT / name).exists() or is_there(ROOT / name)}
-    assert sorted(named - there) == []
 
 
 @pytest.mark.parametrize("name", ["ddp", "ddp_multinode", "fsdp"])

@@ -1,4 +1,4 @@
-"""The commands of the README and of docs/training.md parse, and files exist.
+"""The commands of the README and of docs/training.md parse, and files that pages name exist.
 
 `tests/pages` runs all of them.
 """
@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import lit_probattn
-from lit_probattn.base.config_files import file_named, run_stem
+from lit_probattn.base.config_files import file_named, is_there, run_stem
 from lit_probattn.cli.app import main
 from lit_probattn.compare.own import read_row
 from lit_probattn.configs import attention_entry
@@ -84,12 +84,21 @@ def test_fit_commands_parse(arguments, monkeypatch, capsys):
     assert parsed_fit(arguments, capsys)["trainer"]["max_steps"] > 0
 
 
-def test_paths_that_the_readme_names_exist():
-    named = set(re.findall(r"(?:configs|lit_probattn|docs|reports|profiling)/[\w./-]*\w", README))
+# Reports that commands of the pages write.
+EXAMPLES = {f"reports/{name}" for name in ("translations", "name/report.md", "cosine", "cuda")}
+
+
+@pytest.mark.parametrize(
+    "page", [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")], ids=lambda page: page.name
+)
+def test_paths_that_a_page_names_exist(page):
+    text = page.read_text(encoding="utf-8")
+    folders = "configs|datamodules|docs|examples|lit_probattn|profiling|reports|tests"
+    named = set(re.findall(rf"(?<![\w/.-])(?:{folders})/[\w./-]*\w", text))
     missing = [
         name
-        for name in sorted(named)
-        if not (ROOT / name).exists() and not list(ROOT.glob(f"{name}*"))
+        for name in sorted(named - EXAMPLES)
+        if not is_there(ROOT / name) and not list(ROOT.glob(f"{name}*"))
     ]
     assert missing == []
 
