@@ -243,13 +243,9 @@ class LabelledTexts(TextTable):
         return {**super().state_dict(), "vocabulary": self.vocabulary.digest}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Raise a DataError if a checkpoint was trained with other classes or another vocabulary.
-
-        Checkpoints of earlier revisions have no vocabulary.
-        """
+        """Raise a DataError if a checkpoint has other classes or another vocabulary."""
         super().load_state_dict(state_dict)
-        now = self.vocabulary.digest
-        if state_dict.get("vocabulary", now) != now:
+        if state_dict.get("vocabulary") != self.vocabulary.digest:
             raise DataError(
                 f"the checkpoint was trained with another vocabulary of {self.choice.unit} than "
                 f"that of {self.files.files['train']}, so ids would denote other tokens; use the "

@@ -30,7 +30,7 @@ _held: dict[Path, int] = {}
 def claim(path: Path, patience: float = 0.0) -> Iterator[int | None]:
     """Lock a file; yields its handle, or None if another process holds the lock.
 
-    Without support of the system or the file system, there is no lock, and a warning.
+    If the system or the file system does not support locks, it warns and continues without one.
     Child processes that inherit the handle keep the lock.
 
     Args:

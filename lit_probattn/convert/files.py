@@ -134,7 +134,7 @@ def check_output(output: Path) -> Path:
     """Return the path of the configuration file for a new checkpoint.
 
     Raises:
-        ConfigError: the path is no name of a checkpoint, or a file exists.
+        ConfigError: the path is not the name of a checkpoint, or a file exists.
     """
     if not output.name or output.suffix == ".yaml":  # the configuration file has that name
         raise ConfigError(f"output must be NAME.ckpt, received {output}")

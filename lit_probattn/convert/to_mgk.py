@@ -174,7 +174,7 @@ def convert_checkpoint(options: argparse.Namespace) -> list[str]:
 
 
 def _check(layer: Attention) -> None:
-    """Raise a ConfigError unless a layer can be converted; the weights alone do not tell."""
+    """Raise a ConfigError unless a layer can be converted; others have the same parameters."""
     try:
         check_layer(layer)
     except ValueError as error:
@@ -190,7 +190,7 @@ def _head_size(
     """Return the size of the old heads.
 
     Args:
-        options: of the command; a flag may tell the size.
+        options: of the command; `head_dim` may be set.
         sizes: sizes in the run's layers, if it was opened.
         checkpoint: may store the size.
         config: configuration of a checkpoint without data, if there is one.

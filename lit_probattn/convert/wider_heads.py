@@ -140,7 +140,7 @@ def run(options: argparse.Namespace) -> None:
     config_file = attention_file(path)
     try:
         for layer in [] if config_file is None else configured_layers(config_file, state, head_dim):
-            _check(layer)  # the weights alone do not tell
+            _check(layer)  # other attention has the same parameters
         layers = {
             name: embed_into_head_size(
                 restore_layer(state, name, head_dim), size, padding_std=std, seed=number

@@ -323,7 +323,7 @@ def test_costs_of_a_step_are_ratios_to_the_baseline_or_else_to_the_first_row(
 
 
 def test_peak_memory_is_without_what_libraries_allocate_at_first_use(tmp_path, monkeypatch):
-    """Here one step keeps 400 kB for the whole process; each step has 8 kB of its own."""
+    """The first step allocates 400 kB that are never freed; every step allocates 8 kB."""
     table, runs = tiny_runs(tmp_path)
     kept = []
 

@@ -189,7 +189,7 @@ def test_command_names_what_is_wrong(tmp_path, capsys):
 def test_other_attention_with_the_same_parameters_is_refused(
     tmp_path, capsys, attention, options, word, flags
 ):
-    """The weights alone do not tell it from dot-product softmax attention."""
+    """Its parameters have the names and shapes of those of dot-product softmax attention."""
     _, checkpoint = make_run(tmp_path / "run", attention, **options)
     out = tmp_path / "mgk.ckpt"
     assert main([str(checkpoint), str(out), *flags]) == 2

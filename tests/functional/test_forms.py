@@ -211,7 +211,7 @@ def test_autocast_takes_heads_of_several_dtypes(name, lower):
     mixed = {n: t.bfloat16() if n in lower else t for n, t in heads.items()}
     with torch.autocast("cpu", torch.bfloat16):
         found = function(**mixed, **given)
-    torch.testing.assert_close(found.float(), expected, rtol=0.0, atol=0.1)
+    torch.testing.assert_close(found.float(), expected, rtol=0.0, atol=0.01)
 
 
 def heads_of(*counts, size=E):

@@ -101,7 +101,7 @@ class QuestionAnswering(AtPath, EncodedTexts):
 
     @property
     def select_on_test(self) -> bool:  # type: ignore[override]
-        """Whether there is no separate test file: in the open cache, or before in the folder."""
+        """Whether validation is the test split, because a separate test file is missing."""
         if self._opened is not None:
             return "test" not in self._opened.facts["files"]
         try:

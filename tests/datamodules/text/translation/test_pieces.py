@@ -104,9 +104,9 @@ def test_a_limited_dictionary_has_what_is_kept_and_the_most_frequent(always, mos
     assert len(found) == most or len(found) % 8 == 0
     assert len(found) <= (most or 24)
     assert real == sorted(real, key=lambda piece: -counts.get(piece, 0))
-    room = (most or 24) - 4 - len(always)
+    num_others = (most or 24) - 4 - len(always)
     others = sorted((piece for piece in counts if piece not in always), key=counts.get)
-    assert set(real) == {*always, *others[::-1][:room]}
+    assert set(real) == {*always, *others[::-1][:num_others]}
 
 
 def test_everything_of_the_coder_is_stored(tmp_path: Path) -> None:
