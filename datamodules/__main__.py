@@ -125,8 +125,9 @@ def _load(data: DataModule) -> dict[str, Split]:
     from datamodules.core.base import CachedDataModule
 
     if isinstance(data, CachedDataModule):
-        return data.splits_of(data.open())
-    return data.load_splits()
+        data.open()  # raises an error if it was not built
+    data.setup()
+    return data.splits
 
 
 def _make(command: str, name: str, options: list[str]) -> DataModule:

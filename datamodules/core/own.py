@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from datamodules.core.base import CachedDataModule, DataModule
-from datamodules.core.cache import CacheWriter
+from datamodules.core.base import CachedDataModule, DataModule, Split
+from datamodules.core.cache import Cache, CacheSpec, CacheWriter, ensure_cache
 from datamodules.core.division import Divided, check_shares, divide
 from datamodules.core.files import expand
+from datamodules.core.new_samples import UNLABELLED, NewSamples, is_labelled
 from lit_probattn.base.errors import DataError, MissingDataError
 from lit_probattn.base.files import fingerprint
 
@@ -119,13 +120,7 @@ class OwnFiles:
             if given is not None:
                 files[name] = expand(given)
         for file in files.values():
-            if not file.is_file():
-                raise MissingDataError(f"{file}: no such file")
-            if file.suffix.lower() not in suffixes:
-                raise DataError(
-                    f"{file}: expected a file name ending in {', '.join(suffixes)}, received "
-                    f"{file.suffix or 'no suffix'}"
-                )
+            _check_file(file, suffixes)
         if location.is_dir():
             names = [path.name for path in _inside(location, suffixes)]
             warn_ignored(location, names, [path.name for path in files.values()])
@@ -139,6 +134,16 @@ class OwnFiles:
             "shares": self.shares,
             "split_seed": self.seed if self.shares else 0,
         }
+
+
+def _check_file(file: Path, suffixes: Sequence[str]) -> None:
+    if not file.is_file():
+        raise MissingDataError(f"{file}: no such file")
+    if file.suffix.lower() not in suffixes:
+        raise DataError(
+            f"{file}: expected a file name ending in {', '.join(suffixes)}, received "
+            f"{file.suffix or 'no suffix'}"
+        )
 
 
 def required_path(path: str) -> Path:
@@ -221,11 +226,11 @@ class AtPath(DataModule):
 
 
 class Rows(NamedTuple):
-    """Labelled samples of a file.
+    """Samples of a file.
 
     Args:
         values: The samples.
-        labels: Label of each sample.
+        labels: Label of each sample; empty if the file has no labels.
         locations: file and line of each sample, for messages.
         notes: Remarks about inferred settings, one line each.
     """
@@ -236,12 +241,11 @@ class Rows(NamedTuple):
     notes: list[str]
 
 
-class OwnSamples(AtPath, Divided, ClassMap, CachedDataModule):
+class OwnSamples(NewSamples, AtPath, Divided, ClassMap, CachedDataModule):
     """Labelled samples in the user's files; base of texts and series.
 
     Classes are numbered in the order of their labels, numeric labels by value. Splits without a
-    file
-    are split off by a hash of the content: see `datamodules.core.division`.
+    file are split off by a hash of the content: see `datamodules.core.division`.
 
     `path` is a file, or a folder with a single file or with one for each split (train, val and test
     in any of their usual spellings).
@@ -250,7 +254,7 @@ class OwnSamples(AtPath, Divided, ClassMap, CachedDataModule):
         val_path: File of the validation split. Default: split off from the training file.
         test_path: File of the test split. Default: split off from the training file.
         allow_overlap: Whether two files may contain equal samples; by default, an error is raised.
-        **kwargs: Arguments of AtPath, Divided and DataModule.
+        **kwargs: Arguments of NewSamples, AtPath, Divided and DataModule.
     """
 
     what = "samples"
@@ -284,8 +288,12 @@ class OwnSamples(AtPath, Divided, ClassMap, CachedDataModule):
     # ---- implemented by subclasses -------------------------------------------------------------
 
     @abstractmethod
-    def read(self, path: Path) -> Rows:
-        """Read a file; a DataError names the location of a fault."""
+    def read(self, path: Path, labelled: bool = True) -> Rows:
+        """Read a file; a DataError names the location of a fault.
+
+        Args:
+            labelled: Whether the file must have labels.
+        """
 
     @abstractmethod
     def key(self, value: Any) -> bytes:
@@ -296,6 +304,16 @@ class OwnSamples(AtPath, Divided, ClassMap, CachedDataModule):
         self, writer: CacheWriter, parts: dict[str, list[Any]], targets: dict[str, list[int]]
     ) -> dict[str, Any]:
         """Add the samples of each split to a cache; return facts about them as JSON values."""
+
+    @abstractmethod
+    def store_new(
+        self, writer: CacheWriter, name: str, values: list[Any], targets: list[int]
+    ) -> dict[str, Any]:
+        """Add new samples to a cache, with what was learned from training; return facts."""
+
+    @abstractmethod
+    def open_split(self, cache: Cache, name: str) -> Split:
+        """Open one split in a cache."""
 
     def ordered(self, labels: set[str]) -> list[str]:
         """Return the label of each class number, given the labels that occur."""
@@ -388,6 +406,42 @@ class OwnSamples(AtPath, Divided, ClassMap, CachedDataModule):
         """Facts about the content, stored in the cache."""
         return self.cache.facts
 
+    def splits_of(self, cache: Cache) -> dict[str, Split]:
+        """Open the splits."""
+        self.notes = list(self.facts["notes"])
+        return {name: self.open_split(cache, name) for name in ("train", "val", "test")}
+
+    # ---- new samples ---------------------------------------------------------------------------
+
+    def new_split(self, path: Path) -> Split:
+        """Return the samples of a file, from a cache that is built if necessary."""
+        _check_file(path, self.suffixes)
+        settings = {**self.settings(), "new_path": str(path.resolve()), "of": self.source_hashes}
+        spec = CacheSpec(self.task, settings, lambda: [path])
+        cache = ensure_cache(self.cache_dir, spec, partial(self._build_new, path))
+        self.notes += cache.facts["notes"]
+        return self.open_split(cache, "test")
+
+    def _build_new(self, path: Path, writer: CacheWriter) -> None:
+        """Read new samples and number their classes like those of training."""
+        rows = self.read(path, labelled=False)
+        numbers = {label: number for number, label in enumerate(self.classes)}
+        for label, location in zip(rows.labels, rows.locations, strict=False):
+            if label not in numbers:
+                raise DataError(
+                    f"{location}: class {label!r} is missing from the training data; correct it, "
+                    f"or set label_column to the column of the labels"
+                )
+        train = self.files.files["train"]
+        known = {fingerprint(self.key(value)) for value in self.read(train).values}
+        seen = sum(fingerprint(self.key(value)) in known for value in rows.values)
+        count = f"{path.name}: {seen} of {len(rows.values)} {self.what} are also in {train.name}"
+        notes = [*rows.notes, *([count] if seen else ())]
+        for note in notes:
+            _log.warning("%s", note)
+        targets = [numbers[label] for label in rows.labels] or [UNLABELLED] * len(rows.values)
+        writer.add_facts({"notes": notes, **self.store_new(writer, "test", rows.values, targets)})
+
     # ---- sizes ---------------------------------------------------------------------------------
 
     @property
@@ -410,7 +464,8 @@ class OwnSamples(AtPath, Divided, ClassMap, CachedDataModule):
         """Yield lines about the splits, and three samples."""
         for name, split in self.splits.items():
             yield f"{name}: {len(split)} {self.what}, {length_line(split.lengths, split)}"
-            yield from class_lines(self.classes, split.targets)
+            if is_labelled(split.targets):
+                yield from class_lines(self.classes, split.targets)
         train = self.splits["train"]
         for index in np.linspace(0, len(train) - 1, min(SHOWN_SAMPLES, len(train))).astype(int):
             label = self.classes[train.targets[index]]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from datamodules.core.base import CachedDataModule, DataModule
+from datamodules.core.new_samples import is_labelled
 from datamodules.core.own import ClassMap
 
 __all__ = ["compare", "compare_size", "data_warnings", "describe", "outline"]
@@ -68,6 +69,8 @@ def data_warnings(data: DataModule) -> Iterator[str]:
         return
     for name in ("val", "test"):
         targets, classes = data.split(name).targets, data.classes
+        if not is_labelled(targets):
+            continue
         counts = np.bincount(targets, minlength=len(classes))
         note = f"{name} has {len(targets)} samples"
         if len(targets) < _FEW:

@@ -16,7 +16,14 @@ from datamodules.core.cache import Cache, CacheWriter, Mapped
 from datamodules.core.order import FILL
 
 __all__ = ["PadCollate", "PairSplit", "Ragged", "Sample", "SequenceSplit", "TokenSplit"]
-__all__ += ["batch_of", "next_power_of_two", "padded", "padded_length", "ragged_writer"]
+__all__ += [
+    "as_targets",
+    "batch_of",
+    "next_power_of_two",
+    "padded",
+    "padded_length",
+    "ragged_writer",
+]
 __all__ += ["write_sequences"]
 
 
@@ -199,12 +206,18 @@ def write_sequences(
     Args:
         pieces: Concatenated content of all sequences; piece boundaries are arbitrary.
         lengths: Length of each sequence.
-        targets: Class of each sample, below 65536.
+        targets: Class of each sample, below 65536; negative if it has no label.
     """
     ends = np.cumsum(np.fromiter(lengths, dtype=np.int64))
     writer.add(f"{name}_{kind}", np.concatenate(pieces))
     writer.add(f"{name}_offsets", np.concatenate([np.zeros(1, dtype=np.int64), ends]))
-    writer.add(f"{name}_targets", np.fromiter(targets, dtype=np.uint16))
+    writer.add(f"{name}_targets", as_targets(targets))
+
+
+def as_targets(classes: Iterable[int]) -> npt.NDArray[np.integer]:
+    """Return the class of each sample as it is stored; negative classes denote missing labels."""
+    found = np.fromiter(classes, dtype=np.int32)
+    return found if (found < 0).any() else found.astype(np.uint16)
 
 
 def padded_length(longest: int, multiple: int, most: int) -> int:

@@ -9,12 +9,13 @@ import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lit_probattn.base.errors import DataError, MissingDataError, nearest
 
-__all__ = ["TABLES", "Table", "labels_of", "read_released", "read_table", "read_utf8"]
+__all__ = ["TABLES", "Table", "labels_in", "labels_of", "read_released", "read_table", "read_utf8"]
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 _LONGEST_FIELD = (1 << 31) - 1
@@ -55,20 +56,24 @@ class Table:
         Raises:
             DataError: There is no such column; the message lists the existing ones.
         """
+        found = self.find(given, guesses)
+        if found is not None:
+            return found
         names = list(self.columns)
         listed = ", ".join(names)
         if given is not None:
-            if given not in names:
-                raise DataError(
-                    f"{self.path}: unknown column {given!r}, expected one of {listed}"
-                    f"{nearest(given, names, lists=False)}"
-                )
-            return given
-        lower = {name.strip().lower(): name for name in reversed(names)}
-        for guess in guesses:
-            if guess in lower:
-                return lower[guess]
+            raise DataError(
+                f"{self.path}: unknown column {given!r}, expected one of {listed}"
+                f"{nearest(given, names, lists=False)}"
+            )
         raise DataError(f"{self.path}: ambiguous columns; set {setting} to one of {listed}")
+
+    def find(self, given: str | None, guesses: Sequence[str]) -> str | None:
+        """Return the name of a column as `column` does, or None if there is no such column."""
+        if given is not None:
+            return given if given in self.columns else None
+        lower = {name.strip().lower(): name for name in reversed(list(self.columns))}
+        return next((lower[guess] for guess in guesses if guess in lower), None)
 
     def strings(self, name: str, released: bool = False) -> list[str]:
         """Return a text column; raises DataError for the first row that is not text or is empty.
@@ -100,6 +105,25 @@ def _kind(value: object) -> str:
 
 
 # ---- labels ------------------------------------------------------------------------------------
+
+
+def labels_in(
+    table: Table, given: str | None, guesses: Sequence[str], required: bool
+) -> tuple[str | None, list[str]]:
+    """Return the column of the labels and the labels.
+
+    Args:
+        given: The setting label_column.
+        guesses: Usual lower-case names, most likely first.
+        required: Whether a missing or empty column raises a DataError; otherwise, the result is
+            None and no labels.
+    """
+    name = table.column(given, "label_column", guesses) if required else table.find(given, guesses)
+    if name is None:
+        return None, []
+    if not required and all(_label(value)[1] is None for value in table.columns[name]):
+        return name, []
+    return name, labels_of(table, name)
 
 
 def labels_of(table: Table, name: str) -> list[str]:
@@ -172,8 +196,12 @@ def _is_code(value: object) -> bool:
 # ---- reading -----------------------------------------------------------------------------------
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path, least_columns: int = 2) -> Table:
     """Read a table in the format given by its suffix.
+
+    Args:
+        least_columns: Minimum number of columns of CSV and TSV files; a smaller number suggests
+            another separator.
 
     Raises:
         DataError: The table is empty, not UTF-8 or corrupt, or its rows have different columns.
@@ -181,8 +209,8 @@ def read_table(path: Path) -> Table:
     if not path.is_file():
         raise MissingDataError(f"{path}: no such file")
     readers: dict[str, Callable[[Path], Table]] = {
-        ".csv": _read_csv,
-        ".tsv": _read_csv,
+        ".csv": partial(_read_csv, least_columns=least_columns),
+        ".tsv": partial(_read_csv, least_columns=least_columns),
         ".jsonl": _read_json_lines,
         ".ndjson": _read_json_lines,
         ".parquet": _read_parquet,
@@ -239,7 +267,7 @@ def read_utf8(path: Path) -> str:
         ) from None
 
 
-def _read_csv(path: Path) -> Table:
+def _read_csv(path: Path, least_columns: int) -> Table:
     text = read_utf8(path)
     if not text.strip():
         raise DataError(f"{path} is empty; expected a line with column names, then rows")
@@ -255,7 +283,7 @@ def _read_csv(path: Path) -> Table:
     start = 1
     try:
         names = next(row for row in lines if row)  # blank lines are skipped, as between rows
-        _check_names(path, names, lines.line_num)
+        _check_names(path, names, lines.line_num, least_columns)
         start = lines.line_num + 1
         for row in lines:
             if row:
@@ -282,10 +310,10 @@ def _read_csv(path: Path) -> Table:
     return Table(path, _columns(names, rows), locations, notes=notes)
 
 
-def _check_names(path: Path, names: list[str], line: int = 1) -> None:
-    """Raise a DataError for a duplicate column, or if there is only one column."""
+def _check_names(path: Path, names: list[str], line: int = 1, least_columns: int = 2) -> None:
+    """Raise a DataError for a duplicate column, or if there are too few columns."""
     _check_duplicates(path, names)
-    if len(names) < 2:
+    if len(names) < least_columns:
         separator = "tab" if path.suffix.lower() in (".tsv", ".txt") else "comma"
         raise DataError(
             f"{path}, line {line}: only one column, {names[0]!r}; expected names separated by a "

@@ -20,8 +20,8 @@ import numpy.typing as npt
 from lit_probattn.base.errors import DataError, MissingDataError
 from lit_probattn.base.files import digest_of
 
-__all__ = ["SUFFIXES", "ImageFiles", "find_root", "images_of_classes", "read_train", "read_val"]
-__all__ += ["subfolders"]
+__all__ = ["SUFFIXES", "ImageFiles", "find_root", "image_names", "images_of_classes"]
+__all__ += ["read_train", "read_val", "subfolders"]
 
 SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".ppm", ".webp")
 
@@ -183,6 +183,11 @@ def images_of_classes(
         names += inside
         targets += [number] * len(inside)
     return ImageFiles(folder, classes, _as_bytes(names), np.array(targets, dtype=np.int64))
+
+
+def image_names(folder: Path) -> npt.NDArray[np.bytes_]:
+    """Return the sorted names of the images directly in a folder."""
+    return _as_bytes(_files(folder, SUFFIXES))
 
 
 def _as_bytes(names: list[str]) -> npt.NDArray[np.bytes_]:

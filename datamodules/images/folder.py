@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from datamodules.core.division import Divided, divide
 from datamodules.core.files import expand
+from datamodules.core.new_samples import UNLABELLED, NewSamples, is_labelled
 from datamodules.core.own import (
     SHOWN_SAMPLES,
     AtPath,
@@ -19,9 +20,15 @@ from datamodules.core.own import (
     split_of,
     warn_ignored,
 )
-from datamodules.images.files import SUFFIXES, ImageFiles, images_of_classes, subfolders
+from datamodules.images.files import (
+    SUFFIXES,
+    ImageFiles,
+    image_names,
+    images_of_classes,
+    subfolders,
+)
 from datamodules.images.imagenet import ImageNet
-from datamodules.images.samples import open_image
+from datamodules.images.samples import ImageSplit, open_image
 from lit_probattn.base.arguments import with_defaults
 from lit_probattn.base.errors import DataError
 from lit_probattn.base.files import fingerprint
@@ -30,15 +37,17 @@ __all__ = ["ImageFolder"]
 
 
 @with_defaults(image_size=64, augmentation="none", mixup=0.0, cutmix=0.0)
-class ImageFolder(AtPath, Divided, ImageNet):
+class ImageFolder(NewSamples, AtPath, Divided, ImageNet):
     """Images in class folders: `train/CLASS/*.jpg` and so on, or `CLASS/*.jpg`.
 
     Split folders can have any of the usual names (train, val, valid, test, …). Splits without a
     folder are split off from the training images by a hash of each file's content, so equal files
     are in the same split. Images of any size and colour mode are read as RGB.
 
+    `new_path` is a folder of images, or of class folders with the names of the training classes.
+
     Args:
-        **kwargs: Arguments of AtPath, Divided and ImageNet.
+        **kwargs: Arguments of NewSamples, AtPath, Divided and ImageNet.
     """
 
     task = "own_images"
@@ -87,13 +96,7 @@ class ImageFolder(AtPath, Divided, ImageNet):
     def _given(self, splits: dict[str, str]) -> dict[str, ImageFiles]:
         classes = _classes(self.root / splits["train"])
         for name in splits.values():
-            extra = sorted(set(subfolders(self.root / name)) - set(classes))
-            if extra:
-                raise DataError(
-                    f"{self.root / name}: class {extra[0]} is missing from {splits['train']}, so "
-                    f"it "
-                    f"cannot be learned; add images of it there, or remove it here"
-                )
+            _reject_extra(self.root / name, classes, splits["train"])
         return {
             split: images_of_classes(self.root / name, classes, split == "train")
             for split, name in splits.items()
@@ -138,14 +141,16 @@ class ImageFolder(AtPath, Divided, ImageNet):
 
     def size_lines(self) -> Iterator[str]:
         """Yield lines about the splits and image sizes, and three samples."""
-        for name, split in self.splits.items():
-            sizes = sorted(_pixels(self._folders[name]))
+        splits: dict[str, Any] = self.splits
+        for name, split in splits.items():
+            sizes = sorted(_pixels(split.files))
             low, median, high, most = (sizes[int(q * (len(sizes) - 1))] for q in (0, 0.5, 0.95, 1))
             yield (
                 f"{name}: {len(split)} images, shorter side min {low}, median {median}, p95 "
                 f"{high}, max {most} pixels"
             )
-            yield from class_lines(self.classes, split.targets)
+            if is_labelled(split.targets):
+                yield from class_lines(self.classes, split.targets)
         train = self._folders["train"]
         for index in np.linspace(0, len(train) - 1, min(SHOWN_SAMPLES, len(train))).astype(int):
             image = open_image(train.path(int(index)))
@@ -158,6 +163,21 @@ class ImageFolder(AtPath, Divided, ImageNet):
         """Open the splits, including a separate test split."""
         return self.split_objects(*(self._folders[name] for name in ("train", "val", "test")))
 
+    def new_split(self, path: Path) -> ImageSplit:
+        """Return the images of a folder, or of its class folders; both are transformed alike."""
+        if not path.is_dir():
+            raise DataError(f"new_path: {path}: expected a folder of images or class folders")
+        classes = tuple(self.classes)
+        if subfolders(path):
+            _reject_extra(path, classes, "the training data")
+            files = images_of_classes(path, classes, every_class=False)
+        else:
+            names = image_names(path)
+            files = ImageFiles(path, classes, names, np.full(len(names), UNLABELLED), flat=True)
+        if not len(files):
+            raise DataError(f"new_path: {path}: no images ({', '.join(SUFFIXES)})")
+        return self.evaluated(files)
+
 
 def _classes(folder: Path) -> tuple[str, ...]:
     names = subfolders(folder)
@@ -168,6 +188,15 @@ def _classes(folder: Path) -> tuple[str, ...]:
             f"({', '.join(SUFFIXES)}); found {present}"
         )
     return names
+
+
+def _reject_extra(folder: Path, classes: Sequence[str], train: str) -> None:
+    extra = sorted(set(subfolders(folder)) - set(classes))
+    if extra:
+        raise DataError(
+            f"{folder}: class {extra[0]} is missing from {train}, so it cannot be learned; add "
+            f"images of it there, or remove it here"
+        )
 
 
 def _digest(path: Path) -> bytes:

@@ -152,6 +152,12 @@ class ImageNet(ClassMap, DataModule):
             self._hashes = {name: files.digest for name, files in self._folders.items()}
         return dict(self._hashes)
 
+    def name_of(self, split: str, index: int) -> str:
+        """Return the path of an image, relative to the folder of its split."""
+        samples: Any = self.split(split)
+        files: ImageFiles = samples.files
+        return files.path(index).relative_to(files.folder).as_posix()
+
     # ---- report --------------------------------------------------------------------------------
 
     def size_lines(self) -> Iterator[str]:
@@ -210,8 +216,7 @@ class ImageNet(ClassMap, DataModule):
         self, train: ImageFiles, val: ImageFiles, test: ImageFiles
     ) -> dict[str, Split]:
         """Return the splits of three file lists, with augmented training images."""
-        evaluate = create_transform(self.image_size, interpolation="bicubic", crop_pct=0.875)
-        augment: Any = evaluate
+        augment: Any = self._evaluation_transform()
         if self._augmentation is not None:
             augment = create_transform(
                 self.image_size, is_training=True, interpolation="bicubic", **self._augmentation
@@ -219,9 +224,16 @@ class ImageNet(ClassMap, DataModule):
             augment = keep_global_random_state(augment)
         return {
             "train": ImageSplit(train, augment, self.image_size, self.seed),
-            "val": ImageSplit(val, evaluate, self.image_size),
-            "test": ImageSplit(test, evaluate, self.image_size),
+            "val": self.evaluated(val),
+            "test": self.evaluated(test),
         }
+
+    def evaluated(self, files: ImageFiles) -> ImageSplit:
+        """Return a split whose images are resized and cropped for evaluation."""
+        return ImageSplit(files, self._evaluation_transform(), self.image_size)
+
+    def _evaluation_transform(self) -> Any:
+        return create_transform(self.image_size, interpolation="bicubic", crop_pct=0.875)
 
     def collate(self) -> ImageCollate:
         """Return the function that collates a training batch."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import date, datetime, time
-from functools import partial
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.files import DAMAGED
 from datamodules.core.own import OwnSamples, Rows
 from datamodules.core.sequences import write_sequences
-from datamodules.core.tables import TABLES, Table, labels_of, read_table
+from datamodules.core.tables import TABLES, Table, labels_in, labels_of, read_table
 from datamodules.series.samples import Normalizer, SeriesData, SeriesSplit
 from datamodules.series.ts_file import read_ts
 from lit_probattn.base.errors import DataError
@@ -94,27 +94,27 @@ class OwnSeries(OwnSamples, SeriesData):
 
     # ---- reading -------------------------------------------------------------------------------
 
-    def read(self, path: Path) -> Rows:
-        """Read a file in the format given by its suffix."""
+    def read(self, path: Path, labelled: bool = True) -> Rows:
+        """Read a file in the format given by its suffix; `.ts` files always have labels."""
         if path.suffix.lower() == ".ts":
             found = read_ts(path)
             return Rows(found.series, found.labels, [f"{path}, line {n}" for n in found.lines], [])
         if path.suffix.lower() == ".npz":
-            return _read_arrays(path)
-        return self._read_table(read_table(path))
+            return _read_arrays(path, labelled)
+        return self._read_table(read_table(path, 2 if labelled else 1), labelled)
 
-    def _read_table(self, table: Table) -> Rows:
-        label = table.column(self.label_column, "label_column", _LABELS)
-        labels = labels_of(table, label)
+    def _read_table(self, table: Table, labelled: bool) -> Rows:
+        label, labels = labels_in(table, self.label_column, _LABELS, labelled)
         rest = [name for name in table.columns if name != label]
         known = {name.strip().lower() for name in rest}
         name = None
         if self.id_column is not None or known & set(_IDS):
             name = table.column(self.id_column, "id_column", _IDS)
-        note = f"{table.path.name}: labels from {label!r}"
+        source = f"labels from {label!r}" if labels else "no labels"
+        note = f"{table.path.name}: {source}"
         if name is None:
             series = _wide(table, rest)
-            locations = [table.location(row) for row in range(len(labels))]
+            locations = [table.location(row) for row in range(len(series))]
             return Rows(series, labels, locations, [f"{note}, one series per row", *table.notes])
         time = None
         if self.time_column is not None or known & set(_TIMES):
@@ -132,33 +132,43 @@ class OwnSeries(OwnSamples, SeriesData):
         self, writer: CacheWriter, parts: dict[str, list[Any]], targets: dict[str, list[int]]
     ) -> dict[str, Any]:
         """Add the series; raises DataError if their numbers of features differ."""
-        sizes = {series.shape[1] for part in parts.values() for series in part}
-        if len(sizes) > 1:
-            shown = " and ".join(map(str, sorted(sizes)))
-            path = self.files.files["train"]
-            raise DataError(
-                f"{path}: series have {shown} features; expected the same number in all"
-            )
+        every = [series for part in parts.values() for series in part]
+        num_features = _common_features(self.files.files["train"], every)
         for name, part in parts.items():
             write_sequences(writer, name, part, map(len, part), targets[name], "values")
-        return {"num_features": sizes.pop(), "longest": max(map(len, parts["train"]))}
+        return {"num_features": num_features, "longest": max(map(len, parts["train"]))}
+
+    def store_new(
+        self, writer: CacheWriter, name: str, values: list[Any], targets: list[int]
+    ) -> dict[str, Any]:
+        """Add new series; raises DataError unless they have the features of training."""
+        found = _common_features(self.new_path, values)
+        if found != self.num_features:
+            raise DataError(
+                f"{self.new_path}: series have {found} features, those of training "
+                f"{self.num_features}; remove or add columns"
+            )
+        write_sequences(writer, name, values, map(len, values), targets, "values")
+        return {}
 
     # ---- splits --------------------------------------------------------------------------------
 
     def splits_of(self, cache: Cache) -> dict[str, Split]:
-        """Open the splits; the normalisation uses training statistics."""
-        self.notes = [*self.facts["notes"], f"features per step: {self.num_features}"]
-        part = partial(SeriesSplit.from_cache, cache)
-        splits: dict[str, Any] = {
-            name: part(name, self.max_seq_len) for name in ("train", "val", "test")
-        }
-        train = splits["train"]
-        normalizer = Normalizer.fit(
-            self.normalization, lambda: map(train.series, range(len(train)))
-        )
-        for split in splits.values():
-            split.normalizer = normalizer
+        """Open the splits."""
+        splits = super().splits_of(cache)
+        self.notes.append(f"features per step: {self.num_features}")
         return splits
+
+    def open_split(self, cache: Cache, name: str) -> Split:
+        """Open one split in a cache; the normalisation uses training statistics."""
+        split: SeriesSplit = SeriesSplit.from_cache(cache, name, self.max_seq_len)
+        split.normalizer = self._normalizer
+        return split
+
+    @cached_property
+    def _normalizer(self) -> Normalizer:
+        train: SeriesSplit = SeriesSplit.from_cache(self.cache, "train", self.max_seq_len)
+        return Normalizer.fit(self.normalization, lambda: map(train.series, range(len(train))))
 
     def shown(self, name: str, index: int) -> str:
         """Format the first values of a series, without normalisation."""
@@ -166,6 +176,15 @@ class OwnSeries(OwnSamples, SeriesData):
         series = split.series(index)
         shown = ", ".join(f"{value:.4g}" for value in series[:8, 0])
         return f"{len(series)} steps, first feature {shown}, …"
+
+
+def _common_features(path: Path | None, every: Sequence[Series]) -> int:
+    """Return the number of features of all series; raises DataError if they differ."""
+    sizes = {series.shape[1] for series in every}
+    if len(sizes) > 1:
+        shown = " and ".join(map(str, sorted(sizes)))
+        raise DataError(f"{path}: series have {shown} features; expected the same number in all")
+    return sizes.pop()
 
 
 def _number(text: object) -> float:
@@ -231,7 +250,7 @@ def _long(
     rows: dict[Any, list[int]] = {}
     for row, number in enumerate(table.columns[name]):
         rows.setdefault(number.strip() if isinstance(number, str) else number, []).append(row)
-    if len(rows) == len(labels):
+    if len(rows) == len(table.locations):
         raise DataError(
             f"{table.path}: every {name!r} has one row, so series would have one step; if the "
             f"table is wide (one series per row), remove that column, otherwise set id_column"
@@ -239,7 +258,7 @@ def _long(
     times = None if time is None else _times(table, time)
     found = Rows([], [], [], [note, *table.notes])
     for number, own in rows.items():
-        for row in own:
+        for row in own if labels else ():
             if labels[row] != labels[own[0]]:
                 raise DataError(
                     f"{table.location(row)}: series {number} has label {labels[row]!r} here and "
@@ -254,7 +273,7 @@ def _long(
                         f"{table.location(other)}: series {number} has duplicate time {shown!r}"
                     )
         found.values.append(_checked(values[ordered], f"{table.path}, series {number}"))
-        found.labels.append(labels[own[0]])
+        found.labels.extend(labels[own[0] : own[0] + 1])
         found.locations.append(f"{table.path}, series {number}")
     return found
 
@@ -302,7 +321,7 @@ def _moment(value: object) -> tuple[str, Any]:
     return ("a time of day", value) if isinstance(value, time) else ("", None)
 
 
-def _read_arrays(path: Path) -> Rows:
+def _read_arrays(path: Path, labelled: bool) -> Rows:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
@@ -310,23 +329,25 @@ def _read_arrays(path: Path) -> Rows:
         raise DataError(
             f"{path}: not a .npz file of numbers, or corrupt; write it with numpy.savez(x=…, y=…)"
         ) from None
-    if not {"x", "y"} <= set(arrays):
+    if not {"x", *(["y"] if labelled else [])} <= set(arrays):
         names = ", ".join(arrays) or "none"
         raise DataError(f"{path}: expected arrays x and y, received {names}")
-    x, y = arrays["x"], arrays["y"]
+    x, y = arrays["x"], arrays.get("y")
     if x.ndim == 2:
         x = x[:, :, None]
-    if x.ndim != 3 or y.shape != x.shape[:1] or not len(x):
+    if x.ndim != 3 or (y is not None and y.shape != x.shape[:1]) or not len(x):
+        shapes = " and ".join(str(array.shape) for array in (arrays["x"], y) if array is not None)
         raise DataError(
             f"{path}: expected x (series, steps) or (series, steps, features) and y (series,), "
-            f"received {arrays['x'].shape} and {y.shape}"
+            f"received {shapes}"
         )
     if x.dtype.kind not in "fiu":
         raise DataError(f"{path}: x is {x.dtype}, expected numbers")
-    if y.dtype.kind == "S":
-        y = np.char.decode(y, "utf-8")
     numbers = range(len(x))
-    labels = labels_of(Table(path, {"y": y.tolist()}, numbers, "series"), "y")
+    labels: list[str] = []
+    if y is not None:
+        y = np.char.decode(y, "utf-8") if y.dtype.kind == "S" else y
+        labels = labels_of(Table(path, {"y": y.tolist()}, numbers, "series"), "y")
     locations = [f"{path}, series {number}" for number in numbers]
     series = [_checked(case, location) for case, location in zip(x, locations, strict=True)]
     return Rows(series, labels, locations, [])

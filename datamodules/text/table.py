@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -13,8 +13,8 @@ import numpy.typing as npt
 from datamodules.core.base import Split
 from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.own import OwnSamples, Rows, beginning
-from datamodules.core.sequences import TokenSplit, ragged_writer
-from datamodules.core.tables import TABLES, Table, labels_of, read_table
+from datamodules.core.sequences import TokenSplit, as_targets, ragged_writer
+from datamodules.core.tables import TABLES, Table, labels_in, read_table
 from datamodules.text.choice import LEARNED, TokenChoice, Unit, VocabLimit
 from datamodules.text.tokens import Tokens
 from lit_probattn.base.arguments import Count, OnlyWith, checks_arguments
@@ -80,27 +80,29 @@ class TextTable(OwnSamples):
         """Return the files without duplicates, including the files of given tokens."""
         return list(dict.fromkeys([*super().sources(), *self.choice.files()]))
 
-    def read(self, path: Path) -> Rows:
+    def read(self, path: Path, labelled: bool = True) -> Rows:
         """Read a table."""
-        table = read_table(path)
-        *texts, label = self._columns_of(table)
+        table = read_table(path, 2 if labelled else 1)
+        texts = self._texts_of(table)
+        given = self.columns["label_column"]
+        label, labels = labels_in(table, given, _LABEL_GUESSES, labelled)
+        _require_different({**texts, **({"label_column": label} if label else {})})
         notes = list(table.notes)
-        first, *_, last = self.columns.values()
-        if None in (first, last):
-            listed = " and ".join(map(repr, texts))
+        if None in (next(iter(self.columns.values())), given):
+            listed = " and ".join(map(repr, texts.values()))
+            source = f"labels from {label!r}" if labels else "no labels"
             notes.append(
-                f"{path.name}: texts from column {listed}, labels from {label!r}; "
+                f"{path.name}: texts from column {listed}, {source}; "
                 f"{', '.join(self.columns)} select others"
             )
-        labels = labels_of(table, label)
-        values: list[Any] = [table.strings(name) for name in texts]
-        values += [[None] * len(labels)] * (len(self.columns) - 1 - len(texts))
-        locations = [table.location(row) for row in range(len(labels))]
+        values: list[Any] = [table.strings(name) for name in texts.values()]
+        values += [[None] * len(table.locations)] * (len(self.columns) - 1 - len(texts))
+        locations = [table.location(row) for row in range(len(table.locations))]
         return Rows(list(zip(*values, strict=True)), labels, locations, notes)
 
-    def _columns_of(self, table: Table) -> list[str]:
-        """Return the columns of the texts and the label, as set or by usual names."""
-        *texts, label = self.columns
+    def _texts_of(self, table: Table) -> dict[str, str]:
+        """Return the column of each text, as set or by usual names, by setting."""
+        texts = [setting for setting in self.columns if setting != "label_column"]
         named = {setting: self.columns[setting] for setting in texts}
         found: dict[str, str] = {}
         if len(texts) > 1 and not any(named.values()):
@@ -112,14 +114,7 @@ class TextTable(OwnSamples):
             for setting in texts[1:]:
                 if named[setting] is not None:
                     found[setting] = table.column(named[setting], setting, ())
-        found[label] = table.column(self.columns[label], label, _LABEL_GUESSES)
-        for name in found.values():
-            settings = [setting for setting, column in found.items() if column == name]
-            if len(settings) > 1:
-                raise DataError(
-                    f"{' and '.join(settings)} are both {name!r}; set two different columns"
-                )
-        return list(found.values())
+        return found
 
     def key(self, value: Texts) -> bytes:
         """Return the stripped texts as bytes."""
@@ -143,6 +138,13 @@ class TextTable(OwnSamples):
             for name, part in parts.items()
         }
         return {"counts": counts}
+
+    def store_new(
+        self, writer: CacheWriter, name: str, values: list[Any], targets: list[int]
+    ) -> dict[str, Any]:
+        """Write the sequences of new texts, with the tokens of the training data."""
+        tokens = TokenChoice.read(self.cache)
+        return {"counts": {name: self._write(writer, name, values, targets, tokens)}}
 
     def cleaned(self, text: str) -> str:
         """Return a text as it is tokenised."""
@@ -171,7 +173,7 @@ class TextTable(OwnSamples):
                 count += found.counted
         if len(self.columns) > 2:
             writer.add(f"{name}_seconds", np.array(seconds, dtype=np.int32))
-        writer.add(f"{name}_targets", np.array(targets, dtype=np.uint16))
+        writer.add(f"{name}_targets", as_targets(targets))
         return count
 
     # ---- texts -------------------------------------------------------------------------------
@@ -186,6 +188,16 @@ class TextTable(OwnSamples):
         second = getattr(sample, "second", len(sample.values))
         parts = (sample.values[:second], sample.values[second:])
         return " | ".join(beginning(self.decode(ids), _SHOWN) for ids in parts if len(ids))
+
+
+def _require_different(columns: dict[str, str]) -> None:
+    """Raise a DataError if two settings select the same column."""
+    for name in columns.values():
+        settings = [setting for setting, column in columns.items() if column == name]
+        if len(settings) > 1:
+            raise DataError(
+                f"{' and '.join(settings)} are both {name!r}; set two different columns"
+            )
 
 
 class LabelledTexts(TextTable):
@@ -249,7 +261,7 @@ class LabelledTexts(TextTable):
             raise DataError(
                 f"the checkpoint was trained with another vocabulary of {self.choice.unit} than "
                 f"that of {self.files.files['train']}, so ids would denote other tokens; use the "
-                f"files of its training, or train with tokens=bytes or these texts as test_path"
+                f"files of its training, and set new_path to other texts"
             )
 
     def must_name(self) -> dict[str, Any]:
@@ -266,11 +278,10 @@ class LabelledTexts(TextTable):
         ids, unknown = tokens.encode(self.cleaned(str(texts[0])))
         return Encoded(ids, len(ids), unknown)
 
-    def splits_of(self, cache: Cache) -> dict[str, Split]:
-        """Open the splits."""
-        self.notes = list(self.facts["notes"])
-        part = partial(TokenSplit.from_cache, cache, shift=1)
-        return {name: part(name, self.max_seq_len) for name in ("train", "val", "test")}
+    def open_split(self, cache: Cache, name: str) -> Split:
+        """Open one split in a cache."""
+        split: Split = TokenSplit.from_cache(cache, name, self.max_seq_len, shift=1)
+        return split
 
     def decode(self, ids: Any) -> str:
         """Convert the ids of a batch to text without padding."""

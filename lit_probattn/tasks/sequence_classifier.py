@@ -100,6 +100,23 @@ class LabelTask(Task):
             "probabilities": probabilities,
         }
 
+    def finish_predictions(self, table: Any) -> Any:
+        """Add the label of the predicted class and the file, if the data name them.
+
+        Targets of samples without a label are missing values.
+        """
+        data: Any = getattr(self.trainer, "datamodule", None)
+        unlabelled = table["target"] < 0
+        if unlabelled.any():
+            table["target"] = table["target"].astype("Int64").mask(unlabelled)
+        if hasattr(data, "classes"):
+            labels = [data.classes[number] for number in table["prediction"]]
+            table.insert(table.columns.get_loc("prediction") + 1, "predicted_label", labels)
+        if hasattr(data, "name_of"):
+            names = [data.name_of(data.predict_split, number) for number in table["sample_id"]]
+            table.insert(1, "file", names)
+        return table
+
     def evaluate(self, batch: Batch, split: Split) -> None:
         """Add the real rows of a batch to the metrics, ignoring filler rows."""
         logits = self(batch)

@@ -217,3 +217,34 @@ def test_the_version_with_this_configuration_is_scored(trained, tmp_path, capsys
         path.write_text(later.replace("seed_everything: 0", "seed_everything: 1"))
     run(stateful("test", tmp_path, "--ckpt_path", "last"))
     assert f"lra_text_tiny-variant/0/{OWN}" in capsys.readouterr().out
+
+
+def test_new_texts_are_predicted_by_a_run(tmp_path, capsys):
+    """Named by their labels; scores of labelled ones; each file has results under its name."""
+    texts = [f"{'alpha' if n % 2 else 'beta'} {n}" for n in range(60)]
+    table = pd.DataFrame({"text": texts, "label": ["odd" if n % 2 else "even" for n in range(60)]})
+    table.to_csv(tmp_path / "mine.csv", index=False)
+    table[["text"]][:7].to_csv(tmp_path / "new.csv", index=False)
+    table[:5].to_csv(tmp_path / "labelled.csv", index=False)
+    data = [f"--data.path={tmp_path / 'mine.csv'}", "--data.tokens=words", "--data.min_count=1"]
+    model = ["--model.embed_dim=8", "--model.head_dim=4", "--model.mlp_dim=8"]
+    place = [f"--run.root={tmp_path / 'runs'}", "--trainer.accelerator=cpu", "--steps=2"]
+    run(["fit", "--task=own_texts", "--attention=softmax", *data, *model, *place])
+    version = only_version(tmp_path)
+    given = [f"--config={version / 'config.yaml'}", "--ckpt_path=last"]
+    for command, name in (("predict", "new"), ("predict", "labelled"), ("test", "labelled")):
+        run([command, *given, f"--data.new_path={tmp_path / name}.csv"])
+    new, labelled = sorted(map(pd.read_parquet, version.glob("predictions-*")), key=len)[::-1]
+    assert new["target"].isna().all()
+    assert len(new) == 7
+    assert labelled["target"].tolist() == [0, 1, 0, 1, 0]
+    assert labelled["predicted_label"].tolist() == [
+        ["even", "odd"][number] for number in labelled["prediction"]
+    ]
+    np.testing.assert_allclose(new["probability_0"][:5], labelled["probability_0"], rtol=1e-5)
+    (path,) = version.glob("test-*.json")
+    report = json.loads(path.read_text(encoding="utf-8"))
+    right = (labelled["target"] == labelled["prediction"]).mean()
+    assert report["test/accuracy"] == pytest.approx(right)
+    words = ["test", *given, f"--data.new_path={tmp_path / 'new.csv'}"]
+    assert "has no labels" in error_of(words, capsys)

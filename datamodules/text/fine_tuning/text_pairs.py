@@ -24,7 +24,8 @@ __all__ = ["TextPairs"]
 CorpusChoice = Literal["own", "mnli", "sst2", "qnli"]
 # Settings of user tables and their defaults.
 _OF_OWN = {
-    **dict.fromkeys(("first_column", "second_column", "label_column", "val_path", "test_path")),
+    **dict.fromkeys(("first_column", "second_column", "label_column")),
+    **dict.fromkeys(("val_path", "test_path", "new_path")),
     **{"val_fraction": 0.1, "test_fraction": 0.1, "split_seed": 0, "allow_overlap": False},
 }
 
@@ -110,10 +111,10 @@ class TextPairs(EncodedTexts, TextTable):
             **named,
         }
 
-    def read(self, path: Path) -> Rows:
+    def read(self, path: Path, labelled: bool = True) -> Rows:
         """Read a file."""
         if self.corpus == "own":
-            return super().read(path)
+            return super().read(path, labelled)
         rows, self._left_out[path] = read_corpus(CORPORA[self.corpus], path)
         return rows
 
@@ -141,12 +142,16 @@ class TextPairs(EncodedTexts, TextTable):
 
     def splits_of(self, cache: Cache) -> dict[str, Split]:
         """Open the splits."""
-        facts = self.facts
-        left_out = {name: count for name, count in facts["left_out"].items() if count}
-        skipped = [f"{name}: {n} rows without a label (-) skipped" for name, n in left_out.items()]
-        self.notes = [*facts["notes"], *skipped]
-        counts = facts["counts"].items()
-        return {name: TextPairSplit.from_cache(cache, name, count) for name, count in counts}
+        splits = super().splits_of(cache)
+        left_out = {name: count for name, count in self.facts["left_out"].items() if count}
+        self.notes += [
+            f"{name}: {n} rows without a label (-) skipped" for name, n in left_out.items()
+        ]
+        return splits
+
+    def open_split(self, cache: Cache, name: str) -> Split:
+        """Open one split in a cache."""
+        return TextPairSplit.from_cache(cache, name, cache.facts["counts"][name])
 
 
 def _shortened(

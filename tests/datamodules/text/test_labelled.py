@@ -187,7 +187,7 @@ def test_a_checkpoint_of_another_learned_vocabulary_is_refused(tmp_path, tokens)
     if tokens == "bytes":
         other.load_state_dict(made.state_dict())
     else:
-        with pytest.raises(DataError, match=rf"vocabulary of {tokens} .*b\.csv.*test_path"):
+        with pytest.raises(DataError, match=rf"vocabulary of {tokens} .*b\.csv.*new_path"):
             other.load_state_dict(made.state_dict())
 
 
