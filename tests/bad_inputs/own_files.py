@@ -44,6 +44,19 @@ def _unlearnable(folder: Path) -> None:
     LabelledTexts(path=str(folder)).setup()
 
 
+def _new(content: str, stage: str | None, name: str = "new.csv") -> Callable[[Path], str]:
+    """A table of new samples, beside that of training."""
+
+    def read(folder: Path) -> None:
+        (folder / "mine.csv").write_text(HEADER + GOOD)
+        (folder / "new.csv").write_text(content)
+        data = LabelledTexts(path=str(folder / "mine.csv"), new_path=str(folder / name))
+        data.setup(stage)
+        data.test_dataloader()
+
+    return data_error(read)
+
+
 def _folder_without_a_table(folder: Path) -> None:
     (folder / "notes.doc").write_text("x")
     LabelledTexts(path=str(folder)).setup()
@@ -110,6 +123,11 @@ def _texts_cases() -> Iterator[Case]:
     yield case("a class without training texts", data_error(_unlearnable))
     yield case("shares of 1", texts(HEADER + GOOD, val_fraction=0.5, test_fraction=0.5))
     yield case("an unknown unit", texts(HEADER + GOOD, tokens="letters"))
+    unlabelled = "review\n" + "a text\n" * 9
+    yield case("new texts: none", _new(unlabelled, "predict", "none.csv"))
+    yield case("new texts: for training", _new(unlabelled, "fit"))
+    yield case("new texts: scores without labels", _new(unlabelled, "test"))
+    yield case("new texts: another class", _new(HEADER + "a text,maybe\n", "test"))
     rare = texts(HEADER + GOOD, tokens="words", min_count=100)
     yield case("no word that is frequent enough", rare)
 
