@@ -26,7 +26,7 @@ class NewSamples(DataModule):
 
     Args:
         new_path: File or folder of new samples that `test` and `predict` read in place of the test
-            split. `predict` does not need their labels.
+            split. `predict` does not need their labels, if they have any.
         **kwargs: Arguments of the parent class.
     """
 
@@ -53,10 +53,7 @@ class NewSamples(DataModule):
             DataError: New samples are set for training or validation, which do not read them.
         """
         if self.new_path is not None and stage in ("fit", "validate"):
-            raise DataError(
-                f"new_path={self.new_path} is read by test and predict only; remove it, or set "
-                f"test_path or val_path to train and validate with this file"
-            )
+            raise DataError(f"new_path={self.new_path} is read by test and predict only; remove it")
         is_first = not self.splits
         super().setup(stage)
         if is_first and self.new_path is not None:
@@ -69,7 +66,8 @@ class NewSamples(DataModule):
         Raises:
             DataError: The samples have no labels.
         """
-        if not is_labelled(self.split("test").targets):
+        targets = getattr(self.split("test"), "targets", None)
+        if targets is not None and not is_labelled(targets):
             raise DataError(
                 f"{self.new_path} has no labels, and test compares predictions with labels: add "
                 f"them, or use the command predict"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +11,11 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from datamodules.core.base import Split
+from datamodules.core.cache import Cache, CacheSpec, CacheWriter, ensure_cache
 from datamodules.core.division import Divided, divide
 from datamodules.core.files import expand
+from datamodules.core.new_samples import NewSamples
 from datamodules.core.own import (
     SHOWN_SAMPLES,
     AtPath,
@@ -21,6 +25,7 @@ from datamodules.core.own import (
     warn_ignored,
 )
 from datamodules.text.choice import LEARNED, TokenChoice, Unit, VocabLimit
+from datamodules.text.segments import WindowSplit
 from datamodules.text.source import Block, ParquetText, PlainText, TextSource
 from datamodules.text.stream import TextStream
 from lit_probattn.base.arguments import Count, OnlyWith, checks_arguments
@@ -29,6 +34,7 @@ from lit_probattn.base.files import digest, fingerprint
 
 __all__ = ["DividedText", "OwnText"]
 
+_log = logging.getLogger("datamodules")
 SUFFIXES = (".txt", ".text", ".md", ".rst", ".tokens", ".parquet")
 # With at least this many files, a file is a document and is not divided.
 _LEAST_DOCUMENTS = 20
@@ -113,7 +119,7 @@ def _fingerprint(source: TextSource) -> bytes:
     return fingerprint(block.text.encode() for block in source.blocks())
 
 
-class OwnText(AtPath, Divided, TextStream):
+class OwnText(NewSamples, AtPath, Divided, TextStream):
     """The user's text as one stream of tokens per split; every line ends with `<eos>`.
 
     If tokens are bytes or characters, the newline is the `<eos>`. Words outside the vocabulary
@@ -122,7 +128,7 @@ class OwnText(AtPath, Divided, TextStream):
     `path` is a text file, a Parquet file with a column `text`, or a folder of such files, searched
     recursively. If a folder has files named train, val and test, these are the splits, and others
     are ignored with a warning. Otherwise the text is split by a hash: whole files if there are at
-    least 20, else groups of lines.
+    least 20, else groups of lines. `new_path` is a single file.
 
     Args:
         tokens: Type of tokens: bytes, characters, words (separated by whitespace), or subwords
@@ -130,7 +136,7 @@ class OwnText(AtPath, Divided, TextStream):
         vocab_limit: Maximum size of the vocabulary, most frequent tokens first; the number of
             sub-words.
         min_count: Words with a lower count in the training text become `<unk>`.
-        **kwargs: Arguments of AtPath, Divided and TextStream.
+        **kwargs: Arguments of NewSamples, AtPath, Divided and TextStream.
     """
 
     task = "own_text"
@@ -150,6 +156,7 @@ class OwnText(AtPath, Divided, TextStream):
         super().__init__(units=units, pad_to="max", pad_multiple=1, **kwargs)
         self.path, self.title = expand(self.given_path), self.given_path
         self._found: dict[str, TextSource] = {}
+        self._new: Cache | None = None
         self._files()  # raises errors of the path immediately
 
     def settings(self) -> dict[str, Any]:
@@ -241,6 +248,44 @@ class OwnText(AtPath, Divided, TextStream):
         paths = tuple(path for source in sources for path in source.paths)
         return {name: DividedText(paths, tuple(sources), name, chosen, length) for name in _SPLITS}
 
+    # ---- a new text --------------------------------------------------------------------------
+
+    def new_split(self, path: Path) -> Split:
+        """Return the windows of a file, with the vocabulary of the training text."""
+        if not path.is_file():
+            raise DataError(f"new_path: {path}: expected a file")
+        settings = {**self.settings(), "new_path": str(path.resolve())}
+        settings["vocabulary"] = self.vocabulary.digest
+        spec = CacheSpec(self.task, settings, lambda: [path])
+
+        def build(writer: CacheWriter) -> None:
+            self.tokenise(writer, self.job(spec, {"test": _source(path)}), self.vocabulary)
+
+        self._new = ensure_cache(self.cache_dir, spec, build)
+        unknown, tokens = self.num_unknown["test"], self.tokens_of("test")
+        if unknown:
+            _log.warning("%s: %d of %d tokens became <unk>", path, unknown, len(tokens))
+        split: Any = WindowSplit(tokens, self.segment_len, self.strides["test"])
+        return split
+
+    def tokens_of(self, name: str) -> np.ndarray[Any, Any]:
+        """Return the token ids of a split, (num_tokens,); those of the new text are the test."""
+        if self._new is None or name != "test":
+            return super().tokens_of(name)
+        return self._new.array("test_tokens")
+
+    @property
+    def num_unknown(self) -> dict[str, int]:
+        """Number of `<unk>` tokens of each split."""
+        found = super().num_unknown
+        return (
+            found
+            if self._new is None
+            else {**found, "test": int(self._new.array("num_unknown")[0])}
+        )
+
+    # ---- report ------------------------------------------------------------------------------
+
     def size_lines(self) -> Iterator[str]:
         """Yield lines about the splits, and three samples."""
         counts = self.counts
@@ -260,7 +305,7 @@ class OwnText(AtPath, Divided, TextStream):
             yield f"sample at token {first}: {beginning(text, _SHOWN)}"
 
     def _line_lengths(self, name: str) -> np.ndarray[Any, Any]:
-        ends = np.flatnonzero(self.cache.array(f"{name}_tokens") == self.vocabulary.end_of_line)
+        ends = np.flatnonzero(self.tokens_of(name) == self.vocabulary.end_of_line)
         return np.diff(np.concatenate([[-1], ends])) - 1
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from datamodules.core.base import CachedDataModule, Split
-from datamodules.core.cache import Cache, CacheWriter
+from datamodules.core.cache import Cache, CacheSpec, CacheWriter
 from datamodules.core.loaders import EvaluationLoader
 from datamodules.core.order import EvaluationOrder
 from datamodules.core.report import compare_size
@@ -110,7 +110,7 @@ class TextStream(CachedDataModule):
         self.units = units
         self.max_seq_len, self.shuffles = segment_len, batching == "segments"
         self._vocab_size = vocab_size
-        self._strides = {"val": val_stride or segment_len, "test": test_stride or segment_len}
+        self.strides = {"val": val_stride or segment_len, "test": test_stride or segment_len}
         self._prompts, self._num_prompts, self._prompt_len = prompts, num_prompts, prompt_len
         self._vocabulary: Tokens | None = None
 
@@ -159,7 +159,7 @@ class TextStream(CachedDataModule):
 
     def form(self, name: str) -> str:
         """Return the scoring mode of a split: `segments`, `sliding` or `stride<n>`."""
-        stride = self._strides.get(name, self.segment_len)
+        stride = self.strides.get(name, self.segment_len)
         if stride == self.segment_len:
             return "segments"
         return "sliding" if stride == 1 else f"stride{stride}"
@@ -178,20 +178,27 @@ class TextStream(CachedDataModule):
     def build(self, writer: CacheWriter) -> None:
         """Tokenise the text."""
         found = self.find()
-        spec = self.cache_spec
-        job = TokenisationJob(self.cache_dir / f".{spec.name}.partial", found, spec.settings)
+        job = self.job(self.cache_spec, found)
+        text = job.text("vocabulary", lambda: self.units.make(found["train"]).text)
+        self.tokenise(writer, job, TokenChoice.store(writer, text))
+
+    def job(self, spec: CacheSpec, texts: dict[str, TextSource]) -> TokenisationJob:
+        """Return the tokenisation of texts for a cache, which resumes an interrupted one."""
+        job = TokenisationJob(self.cache_dir / f".{spec.name}.partial", texts, spec.settings)
         if job.is_resumed:
             _log.warning("resuming an interrupted tokenisation in %s", job.folder)
-        text = job.text("vocabulary", lambda: self.units.make(found["train"]).text)
-        vocabulary = TokenChoice.store(writer, text)
-        for name, source in found.items():
+        return job
+
+    def tokenise(self, writer: CacheWriter, job: TokenisationJob, vocabulary: Tokens) -> None:
+        """Write the tokens of every text of a job, and their numbers of `<unk>`."""
+        for name, source in job.sources.items():
             title = f"{self.title}: tokenising {name}"
             with progress(title, source.size, source.unit) as advance:
                 job.tokenise(name, vocabulary, advance)
             with writer.stream(f"{name}_tokens", np.int32) as append:
                 for piece in job.tokens(name):
                     append(piece)
-        writer.add("num_unknown", np.array([job.num_unknown(name) for name in _SPLITS]))
+        writer.add("num_unknown", np.array([job.num_unknown(name) for name in job.sources]))
         job.remove()
 
     # ---- splits ------------------------------------------------------------------------------
@@ -213,19 +220,25 @@ class TextStream(CachedDataModule):
             splits["train"] = ColumnSplit(train, self.batch_size, self.segment_len)
         else:
             splits["train"] = WindowSplit(train, self.segment_len, self.segment_len, True)
-        for name, stride in self._strides.items():
-            tokens = cache.array(f"{name}_tokens")
-            splits[name] = WindowSplit(tokens, self.segment_len, stride)
+        for name, stride in self.strides.items():
+            splits[name] = WindowSplit(self.tokens_of(name), self.segment_len, stride)
         return splits
+
+    def tokens_of(self, name: str) -> np.ndarray[Any, Any]:
+        """Return the token ids of a split, (num_tokens,)."""
+        return self.cache.array(f"{name}_tokens")
+
+    @property
+    def num_unknown(self) -> dict[str, int]:
+        """Number of `<unk>` tokens of each split."""
+        return dict(zip(_SPLITS, self.cache.array("num_unknown").tolist(), strict=True))
 
     @property
     def counts(self) -> TextCounts:
         """Numbers of words and tokens, with the published numbers."""
-        cache = self.cache
-        sizes = {name: len(cache.array(f"{name}_tokens")) for name in _SPLITS}
-        unknown = dict(zip(_SPLITS, cache.array("num_unknown").tolist(), strict=True))
+        sizes = {name: len(self.tokens_of(name)) for name in _SPLITS}
         words = {"words": len(self.vocabulary), **sizes}
-        return TextCounts(words, unknown, self.published_counts)
+        return TextCounts(words, self.num_unknown, self.published_counts)
 
     def size_lines(self) -> Iterator[str]:
         """Yield lines about the splits."""
@@ -259,8 +272,7 @@ class TextStream(CachedDataModule):
         """Return this rank's part of the test split, with the stride of the validation split."""
         if self.form("test") == self.form("val"):
             return super().test_as_validation()
-        tokens = self.cache.array("test_tokens")
-        split: Any = WindowSplit(tokens, self.segment_len, self._strides["val"])
+        split: Any = WindowSplit(self.tokens_of("test"), self.segment_len, self.strides["val"])
         order = self._in_order(split)
         return EvaluationLoader(self._loader(split, order, self.collate_of("val")), order)
 
@@ -278,7 +290,7 @@ class TextStream(CachedDataModule):
             if not found or not all(map(len, found)):
                 raise DataError("prompts must contain at least one text, and no empty ones")
             return found
-        tokens = self.cache.array(f"{self.predict_split}_tokens")
+        tokens = self.tokens_of(self.predict_split)
         starts = np.linspace(0, max(0, len(tokens) - self._prompt_len), self._num_prompts)
         pieces = (tokens[int(first) :][: self._prompt_len] for first in starts)
         return [np.asarray(piece, dtype=np.int64) for piece in pieces]

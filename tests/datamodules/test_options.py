@@ -343,6 +343,7 @@ TABLE: dict[str, Data] = {
             vocab_limit=Option(9, {"tokens": "words"}),
             min_count=Option(4, {"tokens": "words"}),
             **OWN,
+            new_path="@/mine.txt",
         ),
         write_stream,
     ),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from datamodules import ImageFolder, LabelledTexts, OwnSeries, TextPairs
+from datamodules import ImageFolder, LabelledTexts, OwnSeries, OwnText, TextPairs
 from datamodules.core.base import DataModule
 from lit_probattn.base.errors import DataError
 from tests.datamodules.images.test_folder import write as write_images
@@ -198,3 +198,27 @@ def test_folders_of_other_classes_or_without_images_are_refused(tmp_path):
     Image.new("RGB", (20, 20)).save(picture)
     with pytest.raises(DataError, match=r"new_path: .*expected a folder"):
         of_test(ImageFolder(**given, new_path=str(picture)))
+
+
+def test_a_new_running_text_is_scored_with_the_vocabulary_of_training(tmp_path, logged):
+    lines = (f"one two three four five six n{number}\n" for number in range(200))
+    (tmp_path / "mine.txt").write_text("".join(lines))
+    (tmp_path / "new.txt").write_text("three unseen\nfive\n")
+    given: dict[str, Any] = {"path": str(tmp_path / "mine.txt"), "tokens": "words"}
+    before = OwnText(**given)
+    before.setup()
+    made = OwnText(**given, new_path=str(tmp_path / "new.txt"), num_prompts=1, prompt_len=2)
+    made.setup("test")
+    assert made.vocabulary.digest == before.vocabulary.digest
+    (batch,) = made.test_dataloader()
+    assert made.decode(batch["inputs"][0].tolist()) == "three <unk>\nfive"
+    (prompt,) = made.predict_dataloader()
+    assert made.decode(prompt["inputs"][0].tolist()) == "three <unk>"
+    assert "1 of 5 tokens became <unk>" in logged.text
+    assert made.counts.found["test"] == 5
+    assert (made.counts.unknown["test"], made.counts.found["train"]) == (
+        1,
+        before.counts.found["train"],
+    )
+    with pytest.raises(DataError, match=r"new_path: .*expected a file"):
+        OwnText(**given, new_path=str(tmp_path)).setup("test")
