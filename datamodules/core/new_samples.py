@@ -7,13 +7,14 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from datamodules.core.base import DataModule, Split
+from datamodules.core.base import CachedDataModule, DataModule, Split
+from datamodules.core.cache import CacheSpec
 from datamodules.core.files import expand
 from datamodules.core.loaders import EvaluationLoader
 from lit_probattn.base.arguments import OnlyWith, checks_arguments
 from lit_probattn.base.errors import DataError, MissingDataError
 
-__all__ = ["UNLABELLED", "NewSamples", "is_labelled"]
+__all__ = ["UNLABELLED", "NewSamples", "is_labelled", "new_spec"]
 
 UNLABELLED = -1  # target of a sample without a label
 
@@ -30,6 +31,8 @@ class NewSamples(DataModule):
         **kwargs: Arguments of the parent class.
     """
 
+    labels_are = "labels"  # their name in messages
+
     @checks_arguments
     def __init__(
         self,
@@ -45,6 +48,10 @@ class NewSamples(DataModule):
     def new_split(self, path: Path) -> Split:
         """Return the samples at a path; unlabelled ones have the target UNLABELLED."""
         raise NotImplementedError
+
+    def has_labels(self) -> bool:
+        """Return whether every sample of the test split has a label."""
+        return is_labelled(self.split("test").targets)
 
     def setup(self, stage: str | None = None) -> None:
         """Open the splits, once.
@@ -66,13 +73,23 @@ class NewSamples(DataModule):
         Raises:
             DataError: The samples have no labels.
         """
-        targets = getattr(self.split("test"), "targets", None)
-        if targets is not None and not is_labelled(targets):
+        if not self.has_labels():
             raise DataError(
-                f"{self.new_path} has no labels, and test compares predictions with labels: add "
-                f"them, or use the command predict"
+                f"{self.new_path} has no {self.labels_are}, with which test compares predictions: "
+                f"add them, or use the command predict"
             )
         return super().test_dataloader()
+
+
+def new_spec(data: CachedDataModule, path: Path, learned: Any) -> CacheSpec:
+    """Return the identity of the cache of new samples.
+
+    Args:
+        path: The file of the new samples.
+        learned: Identifies what was learned from the training data; a JSON value.
+    """
+    settings = {**data.settings(), "new_path": str(path.resolve()), "learned": learned}
+    return CacheSpec(data.task, settings, lambda: [path])
 
 
 def is_labelled(targets: np.ndarray[Any, Any]) -> bool:

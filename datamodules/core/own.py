@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from datamodules.core.base import CachedDataModule, DataModule, Split
-from datamodules.core.cache import Cache, CacheSpec, CacheWriter, ensure_cache
+from datamodules.core.cache import Cache, CacheWriter, ensure_cache
 from datamodules.core.division import Divided, check_shares, divide
 from datamodules.core.files import expand
-from datamodules.core.new_samples import UNLABELLED, NewSamples, is_labelled
+from datamodules.core.new_samples import UNLABELLED, NewSamples, is_labelled, new_spec
 from lit_probattn.base.errors import DataError, MissingDataError
 from lit_probattn.base.files import fingerprint
 
@@ -416,8 +416,7 @@ class OwnSamples(NewSamples, AtPath, Divided, ClassMap, CachedDataModule):
     def new_split(self, path: Path) -> Split:
         """Return the samples of a file, from a cache that is built if necessary."""
         _check_file(path, self.suffixes)
-        settings = {**self.settings(), "new_path": str(path.resolve()), "of": self.source_hashes}
-        spec = CacheSpec(self.task, settings, lambda: [path])
+        spec = new_spec(self, path, self.source_hashes)
         cache = ensure_cache(self.cache_dir, spec, partial(self._build_new, path))
         self.notes += cache.facts["notes"]
         return self.open_split(cache, "test")

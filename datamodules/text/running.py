@@ -12,10 +12,10 @@ from typing import Annotated, Any
 import numpy as np
 
 from datamodules.core.base import Split
-from datamodules.core.cache import Cache, CacheSpec, CacheWriter, ensure_cache
+from datamodules.core.cache import Cache, CacheWriter, ensure_cache
 from datamodules.core.division import Divided, divide
 from datamodules.core.files import expand
-from datamodules.core.new_samples import NewSamples
+from datamodules.core.new_samples import NewSamples, new_spec
 from datamodules.core.own import (
     SHOWN_SAMPLES,
     AtPath,
@@ -254,9 +254,7 @@ class OwnText(NewSamples, AtPath, Divided, TextStream):
         """Return the windows of a file, with the vocabulary of the training text."""
         if not path.is_file():
             raise DataError(f"new_path: {path}: expected a file")
-        settings = {**self.settings(), "new_path": str(path.resolve())}
-        settings["vocabulary"] = self.vocabulary.digest
-        spec = CacheSpec(self.task, settings, lambda: [path])
+        spec = new_spec(self, path, self.vocabulary.digest)
 
         def build(writer: CacheWriter) -> None:
             self.tokenise(writer, self.job(spec, {"test": _source(path)}), self.vocabulary)
@@ -267,6 +265,10 @@ class OwnText(NewSamples, AtPath, Divided, TextStream):
             _log.warning("%s: %d of %d tokens became <unk>", path, unknown, len(tokens))
         split: Any = WindowSplit(tokens, self.segment_len, self.strides["test"])
         return split
+
+    def has_labels(self) -> bool:
+        """Return True: every token is the label of the one before it."""
+        return True
 
     def tokens_of(self, name: str) -> np.ndarray[Any, Any]:
         """Return the token ids of a split, (num_tokens,); those of the new text are the test."""

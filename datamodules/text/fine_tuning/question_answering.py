@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from datamodules.core.base import Split
-from datamodules.core.cache import Cache, CacheWriter
+from datamodules.core.cache import Cache, CacheWriter, ensure_cache
 from datamodules.core.files import expand
+from datamodules.core.new_samples import NewSamples, new_spec
 from datamodules.core.own import AtPath, beginning, length_line
 from datamodules.core.report import compare_size
 from datamodules.core.sequences import ragged_writer
@@ -48,14 +50,15 @@ class Question(NamedTuple):
 
 
 @with_defaults(max_length=384)
-class QuestionAnswering(AtPath, EncodedTexts):
+class QuestionAnswering(NewSamples, AtPath, EncodedTexts):
     """Questions whose answer is a span of a text, in SQuAD's JSON format.
 
     A sample is a window: see `datamodules.text.fine_tuning.windows`. Training uses the first of
     several answers. Without a test file, the validation split is also the test split.
 
     `path` is a folder with `train-v1.1.json` and `dev-v1.1.json` (or `-v2.0`), or with
-    `train.json`, `dev.json` and optionally `test.json`; default: `squad` in data_dir.
+    `train.json`, `dev.json` and optionally `test.json`; default: `squad` in data_dir. `new_path` is
+    a file, whose questions can lack the key `answers`.
 
     Source: SQuAD 1.1 (Rajpurkar et al., 2016) and 2.0 (Rajpurkar et al., 2018); windows as in BERT.
 
@@ -64,11 +67,12 @@ class QuestionAnswering(AtPath, EncodedTexts):
         stride: Number of tokens between the starts of consecutive pieces of a text.
         max_query_length: Longer questions are truncated.
         wrong_offsets: Whether answers at wrong character offsets are an error or are skipped.
-        **kwargs: Arguments of AtPath, EncodedTexts (`max_length`: tokens per window) and
-            DataModule.
+        **kwargs: Arguments of NewSamples, AtPath, EncodedTexts (`max_length`: tokens per window)
+            and DataModule.
     """
 
     task = "question_answering"
+    labels_are = "answers"
 
     @checks_arguments
     def __init__(
@@ -87,6 +91,7 @@ class QuestionAnswering(AtPath, EncodedTexts):
         self.wrong_offsets: WrongOffsets = wrong_offsets
         self.stride, self.max_query_length = stride, max_query_length
         self._texts: dict[str, list[Question]] = {}
+        self._new: Cache | None = None
 
     # ---- files -------------------------------------------------------------------------------
 
@@ -102,6 +107,8 @@ class QuestionAnswering(AtPath, EncodedTexts):
     @property
     def select_on_test(self) -> bool:  # type: ignore[override]
         """Whether validation is the test split, because a separate test file is missing."""
+        if self.new_path is not None:
+            return False
         if self._opened is not None:
             return "test" not in self._opened.facts["files"]
         try:
@@ -164,8 +171,32 @@ class QuestionAnswering(AtPath, EncodedTexts):
         """Open the splits."""
         facts = cache.facts
         self.notes = list(facts["notes"])
-        own = {name: name if name in facts["files"] else "val" for name in _SPLITS}
-        return {name: WindowSplit.from_cache(cache, origin) for name, origin in own.items()}
+        return {name: WindowSplit.from_cache(*self._stored(name)) for name in _SPLITS}
+
+    def _stored(self, split: str) -> tuple[Cache, str]:
+        """Return the cache of a split, and its name in that cache."""
+        if split == "test" and self._new is not None:
+            return self._new, split
+        return self.cache, split if split in self.cache.facts["files"] else "val"
+
+    # ---- new questions -----------------------------------------------------------------------
+
+    def new_split(self, path: Path) -> Split:
+        """Return the windows of the questions of a file."""
+        spec = new_spec(self, path, self.tokeniser_digest)
+        self._new = ensure_cache(self.cache_dir, spec, partial(self._build_new, path))
+        self._texts.pop("test", None)
+        self.notes += self._new.facts["notes"]
+        return WindowSplit.from_cache(*self._stored("test"))
+
+    def _build_new(self, path: Path, writer: CacheWriter) -> None:
+        part = read_squad(path, self.version, self.wrong_offsets, answered=False)
+        _write_split(writer, "test", part, self.tokeniser, self._windows(self.tokeniser))
+        writer.add_facts({"notes": part.notes, "unanswered": part.num_unanswered})
+
+    def has_labels(self) -> bool:
+        """Return whether every question of the test split has answers, or has none in 2.0."""
+        return self._new is None or not self._new.facts["unanswered"]
 
     # ---- texts -------------------------------------------------------------------------------
 
@@ -177,9 +208,8 @@ class QuestionAnswering(AtPath, EncodedTexts):
     def questions(self, split: str) -> Sequence[Question]:
         """Return the original questions of a split, by index; cached."""
         if split not in self._texts:
-            facts = self.cache.facts
-            origin = split if split in facts["files"] else "val"
-            stored = json.loads(self.cache.text(f"{origin}_asked"))
+            cache, origin = self._stored(split)
+            stored = json.loads(cache.text(f"{origin}_asked"))
             self._texts[split] = [
                 Question(name, question, stored["contexts"][paragraph], answers)
                 for name, question, paragraph, answers in stored["questions"]

@@ -46,20 +46,25 @@ class SquadFile:
         contexts: Text of each paragraph.
         questions: Questions in file order.
         notes: Remarks about skipped answers, one line each.
+        num_unanswered: Number of questions without the key `answers`.
     """
 
     contexts: list[str]
     questions: list[Asked]
     notes: list[str]
+    num_unanswered: int
 
 
-def read_squad(path: Path, version: Version, wrong_offsets: WrongOffsets = "error") -> SquadFile:
+def read_squad(
+    path: Path, version: Version, wrong_offsets: WrongOffsets = "error", answered: bool = True
+) -> SquadFile:
     """Read a file of questions.
 
     Args:
         version: In 2.0 questions can have no answer.
         wrong_offsets: Whether answers at wrong character offsets are an error; otherwise they are
             skipped, along with questions that have no other answer.
+        answered: Whether every question must have the key `answers`.
 
     Raises:
         DataError: The file does not have this format; the message gives the location in the
@@ -73,14 +78,17 @@ def read_squad(path: Path, version: Version, wrong_offsets: WrongOffsets = "erro
         if isinstance(error, DataError):
             raise
         raise DataError(f"{path}: not JSON ({error})") from None
-    return _Reader(path, version, wrong_offsets).read(content)
+    return _Reader(path, version, wrong_offsets, answered).read(content)
 
 
 class _Reader:
     """Reads a file and tracks the current location."""
 
-    def __init__(self, path: Path, version: Version, wrong_offsets: WrongOffsets) -> None:
+    def __init__(
+        self, path: Path, version: Version, wrong_offsets: WrongOffsets, answered: bool
+    ) -> None:
         self.path, self.version, self.wrong_offsets = path, version, wrong_offsets
+        self.answered, self.num_unanswered = answered, 0
         self.contexts: list[str] = []
         self.questions: list[Asked] = []
         self.locations: dict[str, str] = {}  # location of each identifier
@@ -96,7 +104,7 @@ class _Reader:
                 self._paragraph(paragraph, f"{location}.paragraphs[{index}]")
         if not self.questions and not self.wrong:
             raise DataError(f"{self.path} has no questions")
-        return SquadFile(self.contexts, self.questions, self._notes())
+        return SquadFile(self.contexts, self.questions, self._notes(), self.num_unanswered)
 
     def _paragraph(self, paragraph: Any, location: str) -> None:
         context = self._field(paragraph, "context", str, location)
@@ -115,6 +123,10 @@ class _Reader:
                 f"duplicate id {name!r}, also used by {self.locations[name]}; use unique ids",
             )
         self.locations[name] = location
+        if not self.answered and "answers" not in asked:
+            self.num_unanswered += 1
+            self.questions.append(Asked(name, question, len(self.contexts) - 1, []))
+            return
         found = self._field(asked, "answers", list, location)
         impossible = "is_impossible" in asked and self._field(
             asked, "is_impossible", bool, location

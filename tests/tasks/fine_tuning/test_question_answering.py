@@ -18,7 +18,7 @@ from lit_probattn.tasks import QuestionAnswering
 from lit_probattn.tasks.fine_tuning.answers import Prediction, scores_of
 from lit_probattn.training.trained import open_trained
 from tests.datamodules.text.fine_tuning import made
-from tests.support.runs import only_version, run
+from tests.support.runs import error_of, only_version, run
 from tests.support.slow import mostly_slow
 from tests.tasks import tiny
 from tests.tasks.tiny import softmax
@@ -179,6 +179,32 @@ def test_scores_are_those_of_every_span_of_every_window(trained, task):
         assert report[f"test/{name}"] == pytest.approx(value, abs=1e-4), name
     assert len(table) == len(official) == 9
     assert (version / "predictions-step-00000004-null_odds.json").is_file() == (task == "squad_v2")
+
+
+def test_new_questions_without_answers_are_answered(trained, tmp_path, capsys):
+    """As those of the validation file, which they repeat; only scores need answers."""
+    folder = trained("squad")
+    content = json.loads((folder / "text1.1/dev.json").read_text(encoding="utf-8"))
+    asked = [a for part in content["data"] for p in part["paragraphs"] for a in p["qas"]]
+    new = [f"--data.init_args.new_path={tmp_path / 'new.json'}", "--ckpt_path", "last"]
+    version, tables = only_version(folder), {}
+    for answered in (True, False):
+        for item in asked if not answered else ():
+            del item["answers"]
+        (tmp_path / "new.json").write_text(json.dumps(content), encoding="utf-8")
+        if answered:
+            run(command("test", folder, *SHORT, *new))
+        run(command("predict", folder, *SHORT, *new))
+        (path,) = version.glob("predictions-step-00000004-*.parquet")
+        tables[answered] = pd.read_parquet(path)
+    assert len(tables[False]) == len(asked)
+    assert tables[False]["prediction"].tolist() == tables[True]["prediction"].tolist()
+    (path,) = version.glob("test-step-00000004-*.json")
+    report = json.loads(path.read_text(encoding="utf-8"))
+    assert report["selected_on_test"] is False
+    assert "has no answers" in error_of(command("test", folder, *SHORT, *new), capsys)
+    for path in version.glob("*-step-00000004-*"):
+        path.unlink()
 
 
 @pytest.mark.parametrize(("split", "shown"), [("val", {"val/loss", "val/f1"}), ("test", set())])
