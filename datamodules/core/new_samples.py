@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,9 +46,21 @@ class NewSamples(DataModule):
         if self.new_path is not None and not self.new_path.exists():
             raise MissingDataError(f"new_path: {self.new_path}: no such file or folder")
 
-    def new_split(self, path: Path) -> Split:
-        """Return the samples at a path; unlabelled ones have the target UNLABELLED."""
+    def new_split(self, path: Path) -> tuple[Split, list[str]]:
+        """Return the samples at a path, with the target UNLABELLED for a missing label, and notes.
+
+        It is called before the splits are opened.
+        """
         raise NotImplementedError
+
+    @cached_property
+    def _new(self) -> tuple[Split, list[str]] | None:
+        return None if self.new_path is None else self.new_split(self.new_path)
+
+    def prepare_data(self) -> None:
+        """Build the caches unless valid ones exist. Lightning calls this once per node."""
+        super().prepare_data()
+        self._new  # noqa: B018
 
     def has_labels(self) -> bool:
         """Return whether every sample of the test split has a label."""
@@ -61,11 +74,11 @@ class NewSamples(DataModule):
         """
         if self.new_path is not None and stage in ("fit", "validate"):
             raise DataError(f"new_path={self.new_path} is read by test and predict only; remove it")
-        is_first = not self.splits
+        is_first, new = not self.splits, self._new
         super().setup(stage)
-        if is_first and self.new_path is not None:
-            self.splits["test"] = self.new_split(self.new_path)
-            self.notes.append(f"test: the samples of {self.new_path}")
+        if is_first and new is not None:
+            self.splits["test"], notes = new
+            self.notes += [*notes, f"test: the samples of {self.new_path}"]
 
     def test_dataloader(self) -> EvaluationLoader:
         """Return this rank's part of the test split.

@@ -413,13 +413,12 @@ class OwnSamples(NewSamples, AtPath, Divided, ClassMap, CachedDataModule):
 
     # ---- new samples ---------------------------------------------------------------------------
 
-    def new_split(self, path: Path) -> Split:
-        """Return the samples of a file, from a cache that is built if necessary."""
+    def new_split(self, path: Path) -> tuple[Split, list[str]]:
+        """Return the samples of a file, from a cache that is built if necessary, and notes."""
         _check_file(path, self.suffixes)
         spec = new_spec(self, path, self.source_hashes)
         cache = ensure_cache(self.cache_dir, spec, partial(self._build_new, path))
-        self.notes += cache.facts["notes"]
-        return self.open_split(cache, "test")
+        return self.open_split(cache, "test"), cache.facts["notes"]
 
     def _build_new(self, path: Path, writer: CacheWriter) -> None:
         """Read new samples and number their classes like those of training."""

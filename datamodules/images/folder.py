@@ -163,7 +163,7 @@ class ImageFolder(NewSamples, AtPath, Divided, ImageNet):
         """Open the splits, including a separate test split."""
         return self.split_objects(*(self._folders[name] for name in ("train", "val", "test")))
 
-    def new_split(self, path: Path) -> ImageSplit:
+    def new_split(self, path: Path) -> tuple[ImageSplit, list[str]]:
         """Return the images of a folder, or of its class folders; both are transformed alike."""
         if not path.is_dir():
             raise DataError(f"new_path: {path}: expected a folder of images or class folders")
@@ -176,7 +176,7 @@ class ImageFolder(NewSamples, AtPath, Divided, ImageNet):
             files = ImageFiles(path, classes, names, np.full(len(names), UNLABELLED), flat=True)
         if not len(files):
             raise DataError(f"new_path: {path}: no images ({', '.join(SUFFIXES)})")
-        return self.evaluated(files)
+        return self.evaluated(files), []
 
 
 def _classes(folder: Path) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +33,6 @@ from lit_probattn.base.files import digest, fingerprint
 
 __all__ = ["DividedText", "OwnText"]
 
-_log = logging.getLogger("datamodules")
 SUFFIXES = (".txt", ".text", ".md", ".rst", ".tokens", ".parquet")
 # With at least this many files, a file is a document and is not divided.
 _LEAST_DOCUMENTS = 20
@@ -156,7 +154,7 @@ class OwnText(NewSamples, AtPath, Divided, TextStream):
         super().__init__(units=units, pad_to="max", pad_multiple=1, **kwargs)
         self.path, self.title = expand(self.given_path), self.given_path
         self._found: dict[str, TextSource] = {}
-        self._new: Cache | None = None
+        self._new_text: Cache | None = None
         self._files()  # raises errors of the path immediately
 
     def settings(self) -> dict[str, Any]:
@@ -250,7 +248,7 @@ class OwnText(NewSamples, AtPath, Divided, TextStream):
 
     # ---- a new text --------------------------------------------------------------------------
 
-    def new_split(self, path: Path) -> Split:
+    def new_split(self, path: Path) -> tuple[Split, list[str]]:
         """Return the windows of a file, with the vocabulary of the training text."""
         if not path.is_file():
             raise DataError(f"new_path: {path}: expected a file")
@@ -259,12 +257,9 @@ class OwnText(NewSamples, AtPath, Divided, TextStream):
         def build(writer: CacheWriter) -> None:
             self.tokenise(writer, self.job(spec, {"test": _source(path)}), self.vocabulary)
 
-        self._new = ensure_cache(self.cache_dir, spec, build)
-        unknown, tokens = self.num_unknown["test"], self.tokens_of("test")
-        if unknown:
-            _log.warning("%s: %d of %d tokens became <unk>", path, unknown, len(tokens))
-        split: Any = WindowSplit(tokens, self.segment_len, self.strides["test"])
-        return split
+        self._new_text = ensure_cache(self.cache_dir, spec, build)
+        split: Any = WindowSplit(self.tokens_of("test"), self.segment_len, self.strides["test"])
+        return split, []
 
     def has_labels(self) -> bool:
         """Return True: every token is the label of the one before it."""
@@ -272,9 +267,9 @@ class OwnText(NewSamples, AtPath, Divided, TextStream):
 
     def tokens_of(self, name: str) -> np.ndarray[Any, Any]:
         """Return the token ids of a split, (num_tokens,); those of the new text are the test."""
-        if self._new is None or name != "test":
+        if self._new_text is None or name != "test":
             return super().tokens_of(name)
-        return self._new.array("test_tokens")
+        return self._new_text.array("test_tokens")
 
     @property
     def num_unknown(self) -> dict[str, int]:
@@ -282,8 +277,8 @@ class OwnText(NewSamples, AtPath, Divided, TextStream):
         found = super().num_unknown
         return (
             found
-            if self._new is None
-            else {**found, "test": int(self._new.array("num_unknown")[0])}
+            if self._new_text is None
+            else {**found, "test": int(self._new_text.array("num_unknown")[0])}
         )
 
     # ---- report ------------------------------------------------------------------------------

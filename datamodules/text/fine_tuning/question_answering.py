@@ -91,7 +91,7 @@ class QuestionAnswering(NewSamples, AtPath, EncodedTexts):
         self.wrong_offsets: WrongOffsets = wrong_offsets
         self.stride, self.max_query_length = stride, max_query_length
         self._texts: dict[str, list[Question]] = {}
-        self._new: Cache | None = None
+        self._new_questions: Cache | None = None
 
     # ---- files -------------------------------------------------------------------------------
 
@@ -175,19 +175,18 @@ class QuestionAnswering(NewSamples, AtPath, EncodedTexts):
 
     def _stored(self, split: str) -> tuple[Cache, str]:
         """Return the cache of a split, and its name in that cache."""
-        if split == "test" and self._new is not None:
-            return self._new, split
+        if split == "test" and self._new_questions is not None:
+            return self._new_questions, split
         return self.cache, split if split in self.cache.facts["files"] else "val"
 
     # ---- new questions -----------------------------------------------------------------------
 
-    def new_split(self, path: Path) -> Split:
-        """Return the windows of the questions of a file."""
+    def new_split(self, path: Path) -> tuple[Split, list[str]]:
+        """Return the windows of the questions of a file, and notes."""
         spec = new_spec(self, path, self.tokeniser_digest)
-        self._new = ensure_cache(self.cache_dir, spec, partial(self._build_new, path))
-        self._texts.pop("test", None)
-        self.notes += self._new.facts["notes"]
-        return WindowSplit.from_cache(*self._stored("test"))
+        self._new_questions = ensure_cache(self.cache_dir, spec, partial(self._build_new, path))
+        notes: list[str] = self._new_questions.facts["notes"]
+        return WindowSplit.from_cache(*self._stored("test")), notes
 
     def _build_new(self, path: Path, writer: CacheWriter) -> None:
         part = read_squad(path, self.version, self.wrong_offsets, answered=False)
@@ -196,7 +195,7 @@ class QuestionAnswering(NewSamples, AtPath, EncodedTexts):
 
     def has_labels(self) -> bool:
         """Return whether every question of the test split has answers, or has none in 2.0."""
-        return self._new is None or not self._new.facts["unanswered"]
+        return self._new_questions is None or not self._new_questions.facts["unanswered"]
 
     # ---- texts -------------------------------------------------------------------------------
 

@@ -214,7 +214,7 @@ def test_a_new_running_text_is_scored_with_the_vocabulary_of_training(tmp_path, 
     assert made.decode(batch["inputs"][0].tolist()) == "three <unk>\nfive"
     (prompt,) = made.predict_dataloader()
     assert made.decode(prompt["inputs"][0].tolist()) == "three <unk>"
-    assert "1 of 5 tokens became <unk>" in logged.text
+    assert "1 of 5 tokens of the test text are missing from the vocabulary" in logged.text
     assert made.counts.found["test"] == 5
     assert (made.counts.unknown["test"], made.counts.found["train"]) == (
         1,
@@ -222,3 +222,13 @@ def test_a_new_running_text_is_scored_with_the_vocabulary_of_training(tmp_path, 
     )
     with pytest.raises(DataError, match=r"new_path: .*expected a file"):
         OwnText(**given, new_path=str(tmp_path)).setup("test")
+
+
+def test_the_cache_of_new_samples_is_built_with_that_of_training(tmp_path, monkeypatch):
+    """Once per node, in `prepare_data`; every process opens it in `setup`."""
+    new = write(tmp_path / "new.csv", [("theta",)], ["text"])
+    texts(tmp_path, new_path=str(new)).prepare_data()
+    other = texts(tmp_path, new_path=str(new))
+    monkeypatch.setattr(LabelledTexts, "store_new", None)  # nothing is built again
+    (batch,) = of_test(other)
+    assert other.decode(batch["inputs"][0]) == "theta\n"
