@@ -7,10 +7,11 @@ import re
 import shlex
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -259,6 +260,7 @@ class OwnSamples(NewSamples, AtPath, Divided, ClassMap, CachedDataModule):
 
     what = "samples"
     suffixes: tuple[str, ...] = ()
+    new_facts: Mapping[str, Any] = MappingProxyType({})  # about new samples, as in `facts`
     is_release = False  # whether the files belong to a release, located when they are read
 
     def __init__(
@@ -418,6 +420,7 @@ class OwnSamples(NewSamples, AtPath, Divided, ClassMap, CachedDataModule):
         _check_file(path, self.suffixes)
         spec = new_spec(self, path, self.source_hashes)
         cache = ensure_cache(self.cache_dir, spec, partial(self._build_new, path))
+        self.new_facts = cache.facts
         return self.open_split(cache, "test"), cache.facts["notes"]
 
     def _build_new(self, path: Path, writer: CacheWriter) -> None:

@@ -291,7 +291,7 @@ class LabelledTexts(TextTable):
         """Yield lines about the splits, and the share of unknown tokens."""
         yield f"tokens: {self.choice.unit}, vocabulary {len(self.vocabulary)}"
         yield from super().size_lines()
-        for name, unknown in self.facts["counts"].items():
+        for name, unknown in {**self.facts["counts"], **self.new_facts.get("counts", {})}.items():
             total = int(self.splits[name].lengths.sum())
             share = 100 * unknown / max(1, total)
             yield f"<unk> in {name}: {unknown} of {total} tokens ({share:.2f} %)"

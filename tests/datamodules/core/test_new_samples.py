@@ -13,6 +13,7 @@ from PIL import Image
 
 from datamodules import ImageFolder, LabelledTexts, OwnSeries, OwnText, TextPairs
 from datamodules.core.base import DataModule
+from datamodules.core.report import outline
 from lit_probattn.base.errors import DataError
 from tests.datamodules.images.test_folder import write as write_images
 from tests.datamodules.series.test_own import cases, write_long, write_rows
@@ -125,6 +126,15 @@ def test_samples_of_the_training_file_are_counted_in_a_note(tmp_path):
     made = texts(tmp_path, new_path=str(new))
     made.setup()
     assert "new.csv: 3 of 4 texts are also in mine.csv" in made.notes
+
+
+def test_a_report_counts_the_unknown_words_of_the_new_texts(tmp_path):
+    new = write(tmp_path / "new.csv", [("theta unseen",), ("unseen",)], ["text"])
+    made = texts(tmp_path, new_path=str(new))
+    made.setup()
+    lines = list(outline(made))
+    assert "<unk> in test: 2 of 5 tokens (40.00 %)" in lines
+    assert any(line.startswith("test: 2 texts") for line in lines)
 
 
 def test_pairs_without_labels(tmp_path):
