@@ -152,8 +152,12 @@ def _describe(call: LinearInputs, out: Tensor, kept: Tensor) -> tuple[_Call, lis
     for name in ("query", "key", "value"):
         alive.append(dense_rows(getattr(call, name)))
         put(block, name, alive[-1])
-    for name in ("prior", "keep"):
-        put(block, name, getattr(call, name))
+    if call.prior is not None:
+        # linear.c sums the gradient over positions if the stride along them is 0, which it would
+        # also be for an expanded prior of L entries.
+        alive.append(call.prior.contiguous())
+        put(block, "prior", alive[-1])
+    put(block, "keep", call.keep)
     if call.key_mask is not None:
         alive.append(dense_rows(call.key_mask))
         put(block, "key_mask", alive[-1])

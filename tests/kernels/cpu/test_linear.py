@@ -253,6 +253,12 @@ def test_only_the_gradients_that_are_needed(name):
     torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-10)
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_a_prior_that_is_expanded_over_positions_has_all_gradients(is_causal):
+    call = Case(components=2, is_causal=is_causal).draw()
+    check(call._replace(prior=call.prior.expand(-1, -1, 60)))
+
+
 def test_without_a_backward_pass_nothing_is_kept():
     call = Case().draw()
     found, kept = linear._forward(call, False)
