@@ -481,7 +481,7 @@ INLINE void two_terms(const Room *m, const Form *g, int kind, int K, int plain, 
     const int others = kind == LARGEST ? K : 0;
     UNROLL for (int x = 0; x < 2; x++) t[x] = term(m, g, kind, K, plain, r, n, c + x * VL, j);
     UNROLL_FEW for (int k = 1; k < others; k++)
-        UNROLL for (int x = 0; x < 2; x++) t[x] = larger(t[x], term(m, g, kind, K, plain, k, n, c + x * VL, j));
+        UNROLL for (int x = 0; x < 2; x++) t[x] = maximum(t[x], term(m, g, kind, K, plain, k, n, c + x * VL, j));
 }
 
 /* The largest scores of a row, by lanes. */

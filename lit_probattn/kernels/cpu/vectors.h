@@ -89,6 +89,9 @@ INLINE vec larger(vec a, vec b) {
 #endif
 }
 
+/* The larger number; NaN if one of them is NaN. */
+INLINE vec maximum(vec a, vec b) { return (vec)((vint)larger(a, b) | (vint)(a != a)); }
+
 INLINE int any(vint x) {
 #if BYTES == 64 && !defined(DOUBLE)
     return _mm512_movepi32_mask((__m512i)x) != 0;

@@ -318,6 +318,28 @@ def test_dtypes_that_do_not_go_together_are_refused():
         attend(call._replace(coef=call.coef.to(torch.bfloat16)))
 
 
+def results(call):
+    """Return the output and every gradient."""
+    out = attend(call)
+    leaves = [x for x in call if torch.is_tensor(x) and x.requires_grad]
+    return [out, *torch.autograd.grad(out.sin().sum(), leaves)]
+
+
+@pytest.mark.parametrize("many", [2, 3])  # the first with unrolled loops
+@pytest.mark.parametrize("terms", [False, True])
+def test_nan_of_any_component_stays_nan_in_a_maximum(many, terms):
+    options = dict.fromkeys(("shared", "coef", "noise", "pairs", "padded", "dropped"), False)
+    options |= {"heads": 2, "groups": 2, "many": many, "size": 5, "wide": 7, "terms": terms}
+    options["causal"] = False
+    for component in range(many):
+        call, *_ = made("hard", 49, 140, 0, torch.float32, **options)
+        with torch.no_grad():
+            call.key[:, :, component, 50, 0] = float("nan")
+        out, *grads = results(call)
+        assert out.isnan().all()
+        assert all(grad.isnan().any() for grad in grads)
+
+
 @pytest.mark.parametrize("sizes", [(2, 8, 8), (3, 5, 4)])  # the first with unrolled loops
 def test_a_unit_that_is_exactly_zero_has_no_gradient(sizes):
     """Like torch's ReLU: units of zero weights."""
