@@ -20,7 +20,7 @@ static void WIDTHS(mix)(Room *m, const Call *f, int count) {
             EACH for (int g = 0; g < G; g++) s[g] = load(m->maps[g] + at);
             WIDTHS(first_layer)(m, f, at, s, z);
             if (f->second) {
-                EACH for (int u = 0; u < U; u++) z[u] = larger(z[u], all(0));
+                EACH for (int u = 0; u < U; u++) z[u] = larger(all(0), z[u]);
                 EACH for (int h = 0; h < H; h++) {
                     vec t = all(0);
                     EACH for (int u = 0; u < U; u++) t += all(f->second[h * U + u]) * z[u];
@@ -54,7 +54,7 @@ static void WIDTHS(unmix)(Room *m, const Call *f, int count, int64_t owner) {
                     }
                     EACH for (int u = 0; u < U; u++) {
                         d[u] = (vec)((vint)d[u] & (vint)(z[u] > all(0)));
-                        store(room[MOST + u] + here, larger(z[u], all(0)));
+                        store(room[MOST + u] + here, larger(all(0), z[u]));
                     }
                 } else
                     EACH for (int u = 0; u < U; u++) d[u] = load(m->units[u] + at);

@@ -340,7 +340,23 @@ def test_nan_of_any_component_stays_nan_in_a_maximum(many, terms):
         assert all(grad.isnan().any() for grad in grads)
 
 
-@pytest.mark.parametrize("sizes", [(2, 8, 8), (3, 5, 4)])  # the first with unrolled loops
+SIZES_OF_LAYERS = [(2, 8, 8), (3, 5, 4)]  # the first with unrolled loops
+
+
+@pytest.mark.parametrize("sizes", SIZES_OF_LAYERS)
+def test_nan_of_a_map_stays_nan_after_the_first_layer(sizes):
+    many, units, heads = sizes
+    options = dict.fromkeys(("shared", "terms", "coef", "noise", "pairs", "padded", "dropped"))
+    options |= {"heads": heads, "groups": 1, "many": many, "size": 5, "wide": 7, "units": units}
+    call, *_ = made("layers", 49, 140, 0, torch.float32, **options, causal=False)
+    with torch.no_grad():
+        call.key[:, :, 0, 50, 0] = float("nan")
+    out, *grads = results(call)
+    assert out.isnan().all()
+    assert all(grad.isnan().any() for grad in grads)
+
+
+@pytest.mark.parametrize("sizes", SIZES_OF_LAYERS)
 def test_a_unit_that_is_exactly_zero_has_no_gradient(sizes):
     """Like torch's ReLU: units of zero weights."""
     many, units, heads = sizes
