@@ -7,6 +7,7 @@ the reduction of maps to the score of a head, which tiles.c defines.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -239,7 +240,7 @@ def _jobs(call: Inputs) -> tuple[list[tuple[int, ...]], int]:
     threads, keys = torch.get_num_threads(), -(-call.key.shape[3] // _WIDE)
     owners = [call.key.shape[1], call.value.shape[1]]
     owners += [] if call.col is None else [call.col.shape[1]]
-    span = call.heads if call.common else call.heads // min(owners)
+    span = call.heads if call.common else call.heads // math.gcd(*owners)
     groups = call.query.shape[0] * call.heads // span
     even = groups % threads == 0 or groups >= 4 * threads
     slots = 1 if even else min(threads, keys)

@@ -387,6 +387,30 @@ def test_threads_cut_the_keys_of_one_owner(threads):
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_key_heads_and_value_heads_that_do_not_nest(threads):
+    """Of six heads, each key head has three and each value head has two."""
+    options = dict.fromkeys(("coef", "noise", "pairs", "padded", "shared", "dropped"), False)
+    options |= {
+        "causal": False,
+        "heads": 6,
+        "groups": 2,
+        "size": 5,
+        "wide": 7,
+        "many": 2,
+        "terms": True,
+    }
+    call, masks, dropout = made("soft", 20, 140, 0, torch.float64, **options)
+    value = torch.randn(BATCH, 3, 140, 7, dtype=torch.float64, requires_grad=True)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for error, _, size in compared(call._replace(value=value), masks, dropout):
+            assert error <= 1e-13 * (1.0 + size)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_more_components_than_tiles_hold_are_refused():
     options = dict.fromkeys(("coef", "noise", "pairs", "padded", "shared", "causal"), False)
     options |= {"heads": 2, "groups": 1, "size": 5, "wide": 7, "many": 17}
