@@ -365,6 +365,13 @@ def test_the_self_test_runs_outside_modes(fresh):
         assert selftest.draws_noise() in (True, False)
 
 
+def test_a_gradient_that_is_nan_fails_the_self_test():
+    right = torch.ones(3)
+    for wrong in (right * math.nan, right * math.inf):
+        for pairs in ([(right, right), (wrong, right)], [(wrong, right), (right, right)]):
+            assert not selftest._largest_error(pairs) < 1.0
+
+
 def test_bfloat16_needs_a_library_that_works_and_multiplies_it(monkeypatch):
     found = {}
     for reason, has_low in product((None, "does not compile"), (True, False)):

@@ -131,8 +131,9 @@ def _linear_error(is_causal: bool) -> float:
 
 
 def _largest_error(pairs: list[tuple[Tensor, Tensor]]) -> float:
-    """Return the largest norm of a difference relative to the second tensor."""
-    return max(float((a - b).detach().norm() / b.detach().norm()) for a, b in pairs)
+    """Return the largest norm of a difference relative to the second tensor; NaN if one is NaN."""
+    errors = [(a - b).detach().norm() / b.detach().norm() for a, b in pairs]
+    return float(torch.stack(errors).max())
 
 
 def _tiles_error(kind: int, dtype: torch.dtype) -> float:
