@@ -19,7 +19,7 @@ from lit_probattn.attention.draws import keep_pairs, normal_noise
 from lit_probattn.attention.engines.native import by_tiles
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.variant import Scores
-from lit_probattn.kernels.cpu import draws, library, selftest
+from lit_probattn.kernels.cpu import draws, library, linear, selftest, tiles
 from lit_probattn.randomness import AttentionDropout, RandomKey
 from lit_probattn.randomness import normal_noise as torch_noise
 
@@ -363,6 +363,41 @@ def test_the_self_test_runs_outside_modes(fresh):
     with FakeTensorMode(), torch.device("meta"), torch.inference_mode():
         assert selftest.failure() is None
         assert selftest.draws_noise() in (True, False)
+
+
+FUNCTIONS = [
+    f"{kind}_{name}_{real}"
+    for kind, name, real in product(
+        ("tiles", "linear"), ("forward", "backward"), ("float", "double")
+    )
+]
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [(name, "") for name in FUNCTIONS] + [(name, "shifted keys") for name in FUNCTIONS[:4]],
+)
+def test_a_library_that_is_wrong_in_one_function_is_refused(name, form, fresh, monkeypatch):
+    """Its products, or those of shifted keys only, have a scale of 1.001."""
+    real = library.load()
+    functions = {"has_low": real.has_low} | {each: getattr(real, each) for each in FUNCTIONS}
+
+    def scaled(reference, *job):
+        call, factor = reference._obj, "scale" if name.startswith("tiles") else "factor"
+        if not form or call.row:
+            setattr(call, factor, 1.001 * getattr(call, factor))
+        return getattr(real, name)(reference, *job)
+
+    wrong = SimpleNamespace(**functions | {name: scaled})
+    for module in (tiles, linear):
+        monkeypatch.setattr(module, "load", lambda: wrong)
+    expected = "linear attention" if name.startswith("linear") else f"tiles, {form}"
+    precision = {"float": "float32", "double": "float64"}[name.rpartition("_")[2]]
+    reason = selftest.failure()
+    assert reason is not None
+    assert reason.startswith(f"cannot be trusted: its self-test of {expected}")
+    assert precision in reason
 
 
 def test_a_gradient_that_is_nan_fails_the_self_test():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import torch
@@ -18,8 +20,10 @@ from lit_probattn.randomness import AttentionDropout, RandomKey, normal_noise
 
 logger = logging.getLogger("lit_probattn")
 
-# Largest errors of weights and gradients; typical errors are 1e-7 and 5e-3.
-_ERRORS = {torch.float32: 1e-5, torch.bfloat16: 0.03}
+# Largest errors of weights and gradients; typical errors are 1e-15, 1e-7 and 5e-3.
+_ERRORS = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.03}
+# Reductions of tiles, and components that share keys, which take one exponential.
+_FORMS = (*tiles.KINDS, "shifted keys")
 
 
 def _key() -> RandomKey:
@@ -87,29 +91,28 @@ def _same(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _checks() -> list[tuple[str, bool]]:
+def _checks() -> Iterator[tuple[str, bool]]:
+    """Yield names of checks, and whether the library passes them."""
     dropout = AttentionDropout(0.3, _key())
     row, col = range(4, 9), range(3, 600)
     expected = dropout.keep(2, 3, row, col, torch.device("cpu"))
-    same_bits = torch.equal(draws.keep(dropout, 2, 3, row, col), expected)
-    found = [("dropout", same_bits)]
-    for dtype in [torch.float32, *([torch.bfloat16] if load().has_low else [])]:
-        for kind, name in enumerate(tiles.KINDS):
-            right = _tiles_error(kind, dtype) < _ERRORS[dtype]
-            found.append((f"tiles, {name}, {str(dtype).removeprefix('torch.')}", right))
-    for is_causal in (False, True):
-        right = _linear_error(is_causal) < _ERRORS[torch.float32]
-        found.append((f"linear attention{', causal' if is_causal else ''}", right))
-    return found
+    yield "dropout", torch.equal(draws.keep(dropout, 2, 3, row, col), expected)
+    for (dtype, largest), form in product(_ERRORS.items(), _FORMS):
+        if dtype != torch.bfloat16 or load().has_low:
+            yield f"tiles, {form}, {dtype}", _tiles_error(form, dtype) < largest
+    for dtype, is_causal in product((torch.float64, torch.float32), (False, True)):
+        name = f"linear attention{', causal' if is_causal else ''}, {dtype}"
+        yield name, _linear_error(is_causal, dtype) < _ERRORS[dtype]
 
 
-def _linear_error(is_causal: bool) -> float:
+def _linear_error(is_causal: bool, dtype: torch.dtype) -> float:
     """Return the largest error of linear attention of mixtures, and of its gradients."""
     generator = torch.Generator().manual_seed(0)
     batch, sources, groups, length, size = 2, 2, 2, 60, 9
     shapes = [(batch, sources * groups, length, size), (batch, sources, 2, length, size)]
     shapes += [(batch, sources, length, 7), (sources, 2, 1)]
-    given = [torch.randn(shape, generator=generator, device="cpu") for shape in shapes]
+    like: dict[str, Any] = {"device": "cpu", "dtype": dtype}
+    given = [torch.randn(shape, generator=generator, **like) for shape in shapes]
     given[3] = given[3].abs()
     query, key, value, prior = (x.requires_grad_() for x in given)
     row_map, col_map = (linear.MAPS.index(name) for name in ("elu", "relu"))
@@ -136,30 +139,33 @@ def _largest_error(pairs: list[tuple[Tensor, Tensor]]) -> float:
     return float(torch.stack(errors).max())
 
 
-def _tiles_error(kind: int, dtype: torch.dtype) -> float:
+def _tiles_error(form: str, dtype: torch.dtype) -> float:
     """Return the largest error of attention by tiles with two maps, and of its gradients."""
-    generator = torch.Generator().manual_seed(kind)
+    generator = torch.Generator().manual_seed(_FORMS.index(form))
+    precise = torch.float32 if dtype == torch.bfloat16 else dtype
 
     def draw(*shape: int) -> Tensor:
-        drawn = torch.randn(shape, generator=generator, device="cpu", dtype=torch.float32)
+        drawn = torch.randn(shape, generator=generator, device="cpu", dtype=precise)
         return drawn.requires_grad_()
 
-    name = tiles.KINDS[kind]
-    heads, rows, cols, size, common = 3, 50, 130, 5, name in ("sum", "layers")
+    heads, rows, cols, size, common = 3, 50, 130, 5, form in ("sum", "layers")
+    maps_of_keys = 1 if form in ("power", "shifted keys") else 2
     names = dict.fromkeys(tiles.Inputs._fields)
     given: dict[str, Any] = {
         "query": draw(1, 2 if common else heads, rows, size),
-        "key": draw(1, 1 if common else heads, 1 if name == "power" else 2, cols, size),
+        "key": draw(1, 1 if common else heads, maps_of_keys, cols, size),
         "value": draw(1, heads, cols, size),
     }
-    if name == "layers":
+    if form == "layers":
         given |= {"first": draw(4, 2), "first_bias": draw(4), "second": draw(heads, 4)}
-    elif name != "power":
+    elif form == "shifted keys":
+        given |= {"row": draw(1, heads, rows, 2), "col": draw(1, heads, 2, cols)}
+    elif form != "power":
         given["coef"] = draw(heads, 2)
     switches: dict[str, Any] = {
-        "kind": kind,
+        "kind": tiles.KINDS.index("soft" if form == "shifted keys" else form),
         "heads": heads,
-        "components": 2 if "coef" in given else 1,
+        "components": 1 if form in ("layers", "power") else 2,
         "unit_noise": False,
         "degree": 4,
     }
@@ -172,13 +178,16 @@ def _tiles_error(kind: int, dtype: torch.dtype) -> float:
         units = torch.einsum("ug,bgnl->bunl", exact["first"], maps)
         units = (units + exact["first_bias"][:, None, None]).relu()
         scores = torch.einsum("hu,bunl->bhnl", exact["second"], units)
-    elif name == "power":
+    elif form == "power":
         scores = 2 * torch.log(maps[:, :, 0].square() + 1e-12)
     elif common:
         scores = torch.einsum("hg,bgnl->bhnl", exact["coef"], maps)
     else:
-        parts = maps * exact["coef"][:, :, None, None]
-        scores = parts.amax(2) if name == "hard" else parts.logsumexp(2)
+        if form == "shifted keys":
+            parts = maps + exact["row"].mT[..., None] + exact["col"][:, :, :, None]
+        else:
+            parts = maps * exact["coef"][:, :, None, None]
+        scores = parts.amax(2) if form == "hard" else parts.logsumexp(2)
     hidden = torch.ones(rows, cols, dtype=torch.bool, device="cpu").triu(cols - rows + 1)
     expected = scores.masked_fill(hidden, float("-inf")).softmax(-1) @ exact["value"]
     out = tiles.attend(tiles.Inputs(**{**names, **given, **switches}))
