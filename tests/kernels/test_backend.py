@@ -210,6 +210,26 @@ def test_auto_concatenates_long_unmasked_heads_of_hard_fish(options, outlined, e
     assert layer.core.pick(call) == expected
 
 
+@pytest.mark.parametrize(
+    ("shape", "requires_grad", "expected"),
+    [
+        ((1, 8, 1, 130), True, "blockwise"),
+        ((1, 8, 130, 1), True, "blockwise"),
+        ((1, 8, 130, 130), True, "triton"),
+        ((1, 8, 1, 130), False, "triton"),
+    ],
+)
+@pytest.mark.usefixtures("pretend_gpu")
+def test_auto_leaves_gradients_of_broadcast_biases_of_mixed_maps_to_blocks(
+    shape, requires_grad, expected
+):
+    layer = FiSHAttention(64, 8, head_dim=64, num_global_heads=2, noise="global")
+    call = outline(layer.layout, 2, 130, 130, device="cuda", dtype=torch.bfloat16)
+    bias = torch.empty(shape, device="meta", requires_grad=requires_grad)
+    call = replace(call, masks=replace(call.masks, bias=bias))
+    assert layer.core.pick(call) == expected
+
+
 @pytest.mark.parametrize("factor", [1.5, float("nan")])
 def test_a_kernel_that_fails_its_self_test_is_left_out_with_one_warning(pretend_gpu, factor):
     pretend_gpu.factor = factor

@@ -18,12 +18,7 @@ WIDEST_IN_KERNEL = 128
 
 
 def by_kernels(call: HeadCall, scores: Scores) -> Tensor:
-    """Fused attention, forward and backward, O(N) memory.
-
-    Raises:
-        NotImplementedError: heads share their maps, and a bias that requires a gradient is
-            broadcast over queries or keys.
-    """
+    """Fused attention, forward and backward, O(N) memory."""
     if scores.shares_maps:
         return _by_map_kernels(call, scores)
     from lit_probattn.kernels.dense.operators import MixtureInputs
@@ -87,13 +82,6 @@ def _by_map_kernels(call: HeadCall, scores: Scores) -> Tensor:
     """Attend if heads mix maps; mixing weights and noise scales are float32 in the kernels."""
     from lit_probattn.kernels.fish.operators import fish_attention
 
-    bias, pairs = call.masks.bias, (call.masks.num_queries, call.masks.num_keys)
-    if call.bias_needs_grad and bias is not None and bias.shape[2:] != pairs:
-        raise NotImplementedError(
-            f"fish: backend 'triton' cannot give a gradient to a bias of shape "
-            f"{tuple(bias.shape)}, broadcast over queries or keys: expected (…, {pairs[0]}, "
-            f"{pairs[1]}); expand it, or use backend 'blockwise'"
-        )
     heads, noise = call.value.shape[1], scores.noise
     layers: Layers | None = None
     if isinstance(scores.reduce, MapFunction):
@@ -131,6 +119,13 @@ def kernel_refusal(call: HeadCall, variant: Variant, query_size: int = 0) -> str
         variant: the variant, whose `kernel` is the family.
         query_size: size of a query head in the kernel. 0 means the size in the call.
     """
+    bias, pairs = call.masks.bias, (call.masks.num_queries, call.masks.num_keys)
+    needs_grad = call.bias_needs_grad and variant.kernel.startswith("fish/")
+    if bias is not None and needs_grad and bias.shape[2:] != pairs:
+        return (
+            f"cannot give a gradient to a bias of shape {tuple(bias.shape)}, broadcast over "
+            f"queries or keys: expected (…, {pairs[0]}, {pairs[1]})"
+        )
     sizes = (query_size or call.query.shape[-1], call.value.shape[-1])
     return _refusal(variant.kernel, call.device, call.query.dtype, sizes)
 
