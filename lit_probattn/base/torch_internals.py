@@ -40,6 +40,7 @@ __all__ = [
     "constant_in_graphs",
     "default_store",
     "in_backward",
+    "is_batched_gradient",
     "is_decomposed",
     "is_exporting",
     "is_proxied",
@@ -172,6 +173,11 @@ def in_backward() -> bool:
     if torch.compiler.is_compiling():  # recomputation is part of the graph
         return False
     return torch._C._current_graph_task_id() != -1
+
+
+def is_batched_gradient(grad: Tensor) -> bool:
+    """Return whether a backward pass gets several gradients at once (`is_grads_batched=True`)."""
+    return bool(torch._C._functorch.is_legacy_batchedtensor(grad))
 
 
 def softmax_backward(grad: Tensor, output: Tensor) -> Tensor:

@@ -38,6 +38,25 @@ def test_backward_passes_are_told_apart():
     assert seen == [False, True]
 
 
+def test_several_gradients_at_once_are_recognized():
+    seen = []
+
+    class Note(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            seen.append(torch_internals.is_batched_gradient(grad))
+            return grad
+
+    x = torch.ones(3, requires_grad=True)
+    Note.apply(x).sum().backward()
+    torch.autograd.grad(Note.apply(x), x, torch.eye(3), is_grads_batched=True)
+    assert seen == [False, True]
+
+
 def test_an_export_is_no_compiled_graph():
     class Note(torch.nn.Module):
         def forward(self, x):

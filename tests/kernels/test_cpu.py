@@ -19,6 +19,7 @@ from lit_probattn.attention.draws import keep_pairs, normal_noise
 from lit_probattn.attention.engines.native import by_tiles
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.variant import Scores
+from lit_probattn.functional import linear_attention, softmax_attention
 from lit_probattn.kernels.cpu import draws, library, linear, selftest, tiles
 from lit_probattn.randomness import AttentionDropout, RandomKey
 from lit_probattn.randomness import normal_noise as torch_noise
@@ -363,6 +364,19 @@ def test_the_self_test_runs_outside_modes(fresh):
     with FakeTensorMode(), torch.device("meta"), torch.inference_mode():
         assert selftest.failure() is None
         assert selftest.draws_noise() in (True, False)
+
+
+@needs_library
+@pytest.mark.parametrize("attend", [softmax_attention, linear_attention])
+def test_several_gradients_at_once_are_refused_in_one_line(attend):
+    query, key, value = (torch.randn(1, 2, 60, 4, requires_grad=True) for _ in range(3))
+    out = attend(query, key, value, backend="native")
+    grads = torch.ones(2, *out.shape)
+    with pytest.raises(NotImplementedError, match=r"is_grads_batched=True.*backend=\"reference\""):
+        torch.autograd.grad(out, query, grads, is_grads_batched=True)
+    out = attend(query, key, value, backend="reference")
+    (found,) = torch.autograd.grad(out, query, grads, is_grads_batched=True)
+    assert found.shape == (2, *query.shape)
 
 
 FUNCTIONS = [

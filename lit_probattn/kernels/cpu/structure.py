@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_probattn.base.graphs import once_differentiable
+from lit_probattn.base.torch_internals import is_batched_gradient
 
 
 def numbers(names: str) -> list[tuple[str, Any]]:
@@ -81,6 +82,11 @@ def differentiable(
         @staticmethod
         @once_differentiable
         def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+            if is_batched_gradient(grad):
+                raise NotImplementedError(
+                    "is_grads_batched=True: this attention backend computes one gradient at a "
+                    'time; use backend="reference"'
+                )
             out, kept, *tensors = ctx.saved_tensors
             needs = dict(zip(inputs._fields, ctx.needs_input_grad, strict=True))
             skipped = [name for name in gradients if not needs[name]]
