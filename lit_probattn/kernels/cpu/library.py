@@ -46,6 +46,8 @@ _SOURCES = {
     "linear_double.o": ("linear.c", *_COMMON, "-DDOUBLE"),
     "peak.o": ("peak.c", *_COMMON),
 }
+# Start files of -ffast-math would round the denormal numbers of the process to zero.
+_LINK_FLAGS = ("-shared", "-nostartfiles")
 # Vectors of 512 bits, if processor and compiler support them.
 _WIDE = "-mprefer-vector-width=512"
 # Limit for the compiler, which needs 18 s of CPU: on a busy machine that takes minutes.
@@ -132,7 +134,7 @@ def _compiled(compiler: list[str], scratch: Path) -> bytes:
             if failed is not None:
                 raise UnsupportedError(f"cannot be compiled by {name}: {failed.splitlines()[0]}")
     linked = scratch / "linked.so"
-    failed = _run([*compiler, "-shared", *objects, "-o", str(linked), "-lm"])
+    failed = _run([*compiler, *_LINK_FLAGS, *objects, "-o", str(linked), "-lm"])
     if failed is None and not linked.is_file():
         failed = "no output was written"
     if failed is not None:
@@ -146,7 +148,7 @@ def _files() -> list[str]:
 
 def _digest(compiler: list[str]) -> str:
     texts = [(_FOLDER / name).read_text() for name in _files()]
-    flags = repr((_FLAGS, _SOURCES, _WIDE))
+    flags = repr((_FLAGS, _SOURCES, _LINK_FLAGS, _WIDE))
     parts = [*texts, flags, repr(compiler), processor(), platform.machine()]
     return digest("\0".join(parts), 16)
 

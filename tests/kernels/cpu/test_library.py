@@ -311,6 +311,16 @@ def test_cc_that_names_no_compiler_is_one_line(place, value, monkeypatch):
     assert f"CC={value}" in str(library.obstacle())
 
 
+@pytest.mark.parametrize("flag", ["-ffast-math", "-Ofast"])
+def test_loading_keeps_denormal_numbers_whatever_the_flags_of_cc(flag, tmp_path, monkeypatch):
+    """A self-test that refuses the library cannot undo what loading it has changed."""
+    monkeypatch.setattr(library, "_SOURCES", {"draws.o": ("draws.c", "-O0", "-DDOUBLE")})
+    library._compiled([CC, flag], tmp_path)
+    code = "import ctypes, sys; ctypes.CDLL(sys.argv[1]); print(float('1e-310') * 1.0)"
+    command = [sys.executable, "-c", code, str(tmp_path / "linked.so")]
+    assert subprocess.check_output(command, text=True) == "1e-310\n"
+
+
 # ---- other processes -----------------------------------------------------------------------------
 
 
