@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from datamodules.core.base import DataModule
+from datamodules.core.own import ClassMap
 from datamodules.core.sequences import SequenceSplit
 from lit_probattn.base.arguments import Count, checks_arguments
 
@@ -93,8 +94,8 @@ def _shift_and_scale(
     return mean, np.where(constant, np.inf, np.sqrt(squares / max(count - 1, 1)) + _EPS)
 
 
-class SeriesData(DataModule):
-    """Base of data sets of series.
+class SeriesData(ClassMap, DataModule):
+    """Base of data sets of series with classes.
 
     Args:
         normalization: `standardize` and `minmax` by each feature's training statistics, or by the

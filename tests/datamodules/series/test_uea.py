@@ -14,7 +14,7 @@ from datamodules.__main__ import main
 from datamodules.core.order import FILL
 from datamodules.series.archive import ARCHIVES
 from datamodules.series.samples import Normalizer, fill_missing
-from lit_probattn.base.errors import MissingDataError
+from lit_probattn.base.errors import DataError, MissingDataError
 
 pytest.importorskip("aeon")
 
@@ -234,3 +234,20 @@ def test_declared_missing_values_reach_no_batch(tmp_path):
     assert np.isfinite(values).all()
     assert data.split("test").series(0)[1, 1] == 11.0  # between 10 and 12
     assert any("8 missing values, interpolated" in note for note in data.notes)
+
+
+def _mine(folder: Path, name: str, classes: str = "a b", present: str = "ab") -> UEA:
+    (folder / name).mkdir()
+    head = f"@univariate true\n@classLabel true {classes}\n@data\n"
+    rows = [f"{i},{i + 1}:{present[i % len(present)]}\n" for i in range(20)]
+    for part in ("TRAIN", "TEST"):
+        (folder / name / f"{name}_{part}.ts").write_text(head + "".join(rows))
+    made = UEA(name, data_dir=str(folder), batch_size=4)
+    made.setup()
+    return made
+
+
+def test_a_checkpoint_rejects_another_order_of_classes(tmp_path):
+    state = _mine(tmp_path, "One").state_dict()
+    with pytest.raises(DataError, match="class 0 was a and is now b"):
+        _mine(tmp_path, "Two", "b a").load_state_dict(state)
