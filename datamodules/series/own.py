@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import date, datetime, time
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from datamodules.core.files import DAMAGED
 from datamodules.core.own import OwnSamples, Rows
 from datamodules.core.sequences import write_sequences
 from datamodules.core.tables import TABLES, Table, labels_in, labels_of, read_table
-from datamodules.series.samples import Normalizer, SeriesData, SeriesSplit
+from datamodules.series.samples import SeriesData, SeriesSplit
 from datamodules.series.ts_file import read_ts
 from lit_probattn.base.errors import DataError
 
@@ -32,7 +31,7 @@ _MISSING = ("", "?", "nan", "na", "null", "none")
 Series = npt.NDArray[np.float32]
 
 
-class OwnSeries(OwnSamples, SeriesData):
+class OwnSeries(SeriesData, OwnSamples):
     """Labelled series from `.ts`, CSV, TSV, JSON lines, Parquet or NumPy files.
 
     A table with an id column is long, with one row per step; steps are sorted by the time column:
@@ -160,15 +159,9 @@ class OwnSeries(OwnSamples, SeriesData):
         return splits
 
     def open_split(self, cache: Cache, name: str) -> Split:
-        """Open one split in a cache; the normalisation uses training statistics."""
+        """Open one split in a cache."""
         split: SeriesSplit = SeriesSplit.from_cache(cache, name, self.max_seq_len)
-        split.normalizer = self._normalizer
         return split
-
-    @cached_property
-    def _normalizer(self) -> Normalizer:
-        train: SeriesSplit = SeriesSplit.from_cache(self.cache, "train", self.max_seq_len)
-        return Normalizer.fit(self.normalization, lambda: map(train.series, range(len(train))))
 
     def shown(self, name: str, index: int) -> str:
         """Format the first values of a series, without normalisation."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -13,6 +14,7 @@ from datamodules.core.base import DataModule
 from datamodules.core.own import ClassMap
 from datamodules.core.sequences import SequenceSplit
 from lit_probattn.base.arguments import Count, checks_arguments
+from lit_probattn.base.errors import DataError
 
 __all__ = ["Normalization", "Normalizer", "SeriesData", "SeriesSplit", "fill_missing"]
 
@@ -48,12 +50,12 @@ class Normalizer:
     Departs from the source: a constant feature gives zeros, not rounding errors divided by ε.
 
     Args:
-        shift, scale: (num_features,) float64, from training series; None if unused.
+        statistics: Shift and scale of training series, each (num_features,) float64; empty if
+            unused.
     """
 
     kind: Normalization
-    shift: npt.NDArray[np.float64] | None = None
-    scale: npt.NDArray[np.float64] | None = None
+    statistics: tuple[npt.NDArray[np.float64], ...] = ()
 
     @classmethod
     def fit(
@@ -62,16 +64,23 @@ class Normalizer:
         """Fit to the training series without missing values that each call of `series` returns."""
         if kind in ("none", "per_sample_std", "per_sample_minmax"):
             return cls(kind)
-        return cls(kind, *_shift_and_scale(series, deviation=kind == "standardize"))
+        return cls(kind, _shift_and_scale(series, deviation=kind == "standardize"))
+
+    def state(self) -> dict[str, Any]:
+        """Return kind and statistics as plain values, for checkpoints."""
+        return {"kind": self.kind, "statistics": [values.tolist() for values in self.statistics]}
+
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> Normalizer:
+        """Return the normaliser with this `state`."""
+        return cls(state["kind"], tuple(map(np.array, state["statistics"])))
 
     def __call__(self, series: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Normalise one series without missing values, (length, num_features)."""
         if self.kind == "none":
             return series
-        shift, scale = self.shift, self.scale
-        if shift is None or scale is None:
-            deviation = self.kind == "per_sample_std"
-            shift, scale = _shift_and_scale(lambda: [series], deviation=deviation)
+        deviation = self.kind == "per_sample_std"
+        shift, scale = self.statistics or _shift_and_scale(lambda: [series], deviation=deviation)
         return ((series - shift) / scale).astype(np.float32)
 
 
@@ -95,7 +104,7 @@ def _shift_and_scale(
 
 
 class SeriesData(ClassMap, DataModule):
-    """Base of data sets of series with classes.
+    """Base of data sets of series with classes; checkpoints store the training statistics.
 
     Args:
         normalization: `standardize` and `minmax` by each feature's training statistics, or by the
@@ -115,6 +124,38 @@ class SeriesData(ClassMap, DataModule):
         super().__init__(**kwargs)
         self.normalization: Normalization = normalization
         self._max_length = max_length
+
+    @cached_property
+    def normalizer(self) -> Normalizer:
+        """Statistics of the training split, or of the loaded checkpoint."""
+        train: Any = self.split("train")
+        return Normalizer.fit(self.normalization, lambda: map(train.series, range(len(train))))
+
+    def setup(self, stage: str | None = None) -> None:
+        """Open the splits, once; all are normalised by the same statistics."""
+        super().setup(stage)
+        self._normalize()
+
+    def _normalize(self) -> None:
+        splits: dict[str, Any] = self.splits
+        for split in splits.values():
+            split.normalizer = self.normalizer
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return classes and normalisation, for checkpoints."""
+        return {**super().state_dict(), "normalizer": self.normalizer.state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Use the statistics of a checkpoint; raises DataError for another normalisation."""
+        super().load_state_dict(state_dict)
+        stored = state_dict.get("normalizer", {"kind": "unknown"})
+        if stored["kind"] != self.normalization:
+            raise DataError(
+                f"the checkpoint was trained with normalization={stored['kind']}, received "
+                f"{self.normalization}; use that of its training"
+            )
+        self.normalizer = Normalizer.of(stored)
+        self._normalize()
 
 
 class SeriesSplit(SequenceSplit):

@@ -15,7 +15,7 @@ from datamodules.core.division import HeldOut
 from datamodules.core.order import choose_per_class
 from datamodules.core.sequences import Ragged, write_sequences
 from datamodules.series.archive import ARCHIVES, ArchiveSource, find_archive
-from datamodules.series.samples import Normalizer, SeriesData, SeriesSplit
+from datamodules.series.samples import SeriesData, SeriesSplit
 from datamodules.series.ts_file import TsFile, read_ts
 from lit_probattn.base.arguments import checks_arguments, with_defaults
 from lit_probattn.base.errors import DataError
@@ -174,9 +174,6 @@ class UEA(HeldOut, SeriesData, CachedDataModule):
         train = open_part("train", self.max_seq_len, rows.get("train"))
         test = open_part("test", self.max_seq_len)
         val = open_part("train", self.max_seq_len, rows["val"]) if rows else test
-        train.normalizer = val.normalizer = test.normalizer = Normalizer.fit(
-            self.normalization, lambda: map(train.series, range(len(train)))
-        )
         return {"train": train, "val": val, "test": test}
 
     def _held_out(self, targets: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:

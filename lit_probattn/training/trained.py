@@ -124,6 +124,7 @@ def open_trained(options: argparse.Namespace, *, with_data: bool = True) -> Trai
 
     Raises:
         ConfigError: configuration, data and checkpoint are inconsistent.
+        DataError: the data have other classes or vocabularies than the checkpoint.
         CheckpointError: the checkpoint is missing or corrupt.
     """
     checkpoint = find_file(options.checkpoint)
@@ -138,6 +139,9 @@ def open_trained(options: argparse.Namespace, *, with_data: bool = True) -> Trai
         data = instantiate(pl.LightningDataModule, config["data"])
         data.prepare_data()
         data.setup("test")
+        stored = loaded.get(type(data).__qualname__)
+        if stored is not None:
+            data.load_state_dict(stored)
     link_sizes(config["model"], loaded.get("hyper_parameters", {}), data)
     config["model"]["init_args"].setdefault("seed", seed)
     task = instantiate(pl.LightningModule, config["model"])
@@ -157,7 +161,6 @@ def open_translator(options: argparse.Namespace) -> Trained:
 
     Raises:
         ConfigError: the run is of another task; see also `open_trained`.
-        DataError: the data have different vocabularies.
     """
     checkpoint = find_file(options.checkpoint)
     config = read_config(checkpoint, options.config)
@@ -168,11 +171,7 @@ def open_translator(options: argparse.Namespace) -> Trained:
             "run of a translation model (lit_probattn.tasks.Translation)"
         )
     wanted = {"checkpoint": checkpoint, "data": ["num_workers=0", *options.data]}
-    trained = open_trained(argparse.Namespace(**{**vars(options), **wanted}))
-    stored = load_checkpoint(checkpoint).get(type(trained.data).__qualname__)
-    if stored is not None:
-        trained.data.load_state_dict(stored)  # raises for different vocabularies
-    return trained
+    return open_trained(argparse.Namespace(**{**vars(options), **wanted}))
 
 
 def identity(trained: Trained) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch
 from lit_probattn.analysis.recording import in_double, record
 from lit_probattn.analysis.sampling import sequences
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
-from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.errors import ConfigError, DataError
 from lit_probattn.training.trained import choose_device, crop, identity, open_trained
 from tests.analysis.made import checkpoint, layer_call
 
@@ -178,3 +178,12 @@ def test_the_device_is_a_gpu_if_there_is_one(there, monkeypatch):
     else:
         with pytest.raises(ConfigError, match="cuda:1 is not available: no CUDA device"):
             choose_device("cuda:1")
+
+
+def test_data_of_other_classes_than_a_checkpoint_are_refused(tmp_path):
+    path = checkpoint(tmp_path, "series", "SoftmaxAttention")
+    classes = opened(path).data.classes
+    content = torch.load(path, weights_only=True)
+    torch.save({**content, "UEA": {"classes": classes[::-1]}}, path)
+    with pytest.raises(DataError, match="class 0 was"):
+        opened(path)

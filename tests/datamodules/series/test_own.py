@@ -229,3 +229,31 @@ def test_a_wide_table_with_ids_is_not_taken_for_series_of_one_step(tmp_path):
     write_rows(tmp_path / "wide.csv", ["id", "t0", "t1", "t2", "y"], rows)
     with pytest.raises(DataError, match=r"'id'.*one row.*wide"):
         data(tmp_path / "wide.csv")
+
+
+def long_table(path: Path, head: str = "id,time,v,label", row: str = "{s},{t},{v},{y}") -> Path:
+    lines = [
+        row.format(s=f"s{i}", t=t, v=i + t / 10, y="ab"[i % 2], n=3 * i + t)
+        for i in range(12)
+        for t in range(3)
+    ]
+    path.write_text("\n".join([head, *lines]) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["standardize", "minmax", "per_sample_std"])
+def test_other_data_and_new_samples_are_normalised_as_in_training(tmp_path, kind):
+    mine = long_table(tmp_path / "mine.csv")
+    other = tmp_path / "other.csv"
+    other.write_text(mine.read_text().replace(",0.", ",900."))
+    trained = data(mine, normalization=kind)
+    given = [{"path": other}, {"path": other, "new_path": str(mine)}]
+    for options in given:
+        made = data(**options, normalization=kind)
+        made.load_state_dict(trained.state_dict())
+        steps = np.array([[1.0], [5.0]], dtype=np.float32)
+        for name in NAMES:
+            split, before = made.split(name), trained.split(name)
+            np.testing.assert_array_equal(split.normalizer(steps), before.normalizer(steps))
+    with pytest.raises(DataError, match=f"trained with normalization={kind}, received none"):
+        data(other).load_state_dict(trained.state_dict())
