@@ -234,12 +234,14 @@ class Rows(NamedTuple):
         labels: Label of each sample; empty if the file has no labels.
         locations: file and line of each sample, for messages.
         notes: Remarks about inferred settings, one line each.
+        features: Names of the features of a sample; empty if the format has no names.
     """
 
     values: list[Any]
     labels: list[str]
     locations: list[str]
     notes: list[str]
+    features: Sequence[str] = ()
 
 
 class OwnSamples(NewSamples, AtPath, Divided, ClassMap, CachedDataModule):
@@ -297,6 +299,10 @@ class OwnSamples(NewSamples, AtPath, Divided, ClassMap, CachedDataModule):
             labelled: Whether the file must have labels.
         """
 
+    def aligned(self, rows: Rows, features: Sequence[str], path: Path) -> Rows:
+        """Return the rows of a file with `features`, those of training, in this order."""
+        return rows
+
     @abstractmethod
     def key(self, value: Any) -> bytes:
         """Return the content of a sample as bytes, used for splitting and comparison."""
@@ -337,16 +343,18 @@ class OwnSamples(NewSamples, AtPath, Divided, ClassMap, CachedDataModule):
 
     def build(self, writer: CacheWriter) -> None:
         """Read the files, number the classes and split the samples."""
-        rows = {name: self.read(path) for name, path in self.files.files.items()}
+        files = self.files.files
+        rows = {name: self.read(path) for name, path in files.items()}
+        features = rows["train"].features
+        rows = {name: self.aligned(part, features, files[name]) for name, part in rows.items()}
         notes = list(dict.fromkeys(note for part in rows.values() for note in part.notes))
         for note in notes:
             _log.warning("%s", note)
         found = {label for part in rows.values() for label in part.labels}
         classes = self.ordered(found)
         if len(found) < 2:
-            path = self.files.files["train"]
             only = next(iter(found))
-            raise DataError(f"{path}: only one class, {only!r}; expected at least two")
+            raise DataError(f"{files['train']}: only one class, {only!r}; expected at least two")
         splits, moved = self._divided(rows)
         _require_learnable(splits)
         if not self.allow_overlap:
@@ -354,7 +362,7 @@ class OwnSamples(NewSamples, AtPath, Divided, ClassMap, CachedDataModule):
         numbers = {label: number for number, label in enumerate(classes)}
         parts = {name: part.values for name, part in splits.items()}
         targets = {name: [numbers[x] for x in part.labels] for name, part in splits.items()}
-        facts = {"classes": classes, "notes": [*notes, *moved]}
+        facts = {"classes": classes, "notes": [*notes, *moved], "features": list(features)}
         facts |= self.store(writer, parts, targets)
         writer.add_facts(facts)
 
@@ -425,7 +433,7 @@ class OwnSamples(NewSamples, AtPath, Divided, ClassMap, CachedDataModule):
 
     def _build_new(self, path: Path, writer: CacheWriter) -> None:
         """Read new samples and number their classes like those of training."""
-        rows = self.read(path, labelled=False)
+        rows = self.aligned(self.read(path, labelled=False), self.facts["features"], path)
         numbers = {label: number for number, label in enumerate(self.classes)}
         for label, location in zip(rows.labels, rows.locations, strict=False):
             if label not in numbers:

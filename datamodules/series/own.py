@@ -26,6 +26,7 @@ __all__ = ["OwnSeries"]
 _LABELS: tuple[str, ...] = ("label", "labels", "class", "target", "category", "activity", "y")
 _IDS: tuple[str, ...] = ("id", "series", "series_id", "case", "case_id", "sample", "sample_id")
 _TIMES: tuple[str, ...] = ("time", "t", "step", "timestamp", "index", "date")
+_READER_VERSION = 1  # part of the cache name; increment when the stored data change
 _MISSING = ("", "?", "nan", "na", "null", "none")
 
 Series = npt.NDArray[np.float32]
@@ -84,7 +85,7 @@ class OwnSeries(SeriesData, OwnSamples):
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that determine the content of the cache."""
-        return {**super().settings(), **self._columns()}
+        return {**super().settings(), **self._columns(), "reader_version": _READER_VERSION}
 
     def must_name(self) -> dict[str, Any]:
         """Return the path of the training file and the columns that are set."""
@@ -122,6 +123,18 @@ class OwnSeries(SeriesData, OwnSamples):
         order = "in row order" if time is None else f"sorted by {time!r}"
         note += f", series by {name!r}, steps {order}, values {', '.join(features)}"
         return _long(table, name, time, features, labels, note)
+
+    def aligned(self, rows: Rows, features: Sequence[str], path: Path) -> Rows:
+        """Sort the columns of a long table like those of training; raises DataError for others."""
+        if not features or not rows.features:
+            return rows
+        if sorted(rows.features) != sorted(features):
+            raise DataError(
+                f"{path}: features {', '.join(rows.features)}; those of training are "
+                f"{', '.join(features)}; rename, add or remove columns"
+            )
+        order = [rows.features.index(name) for name in features]
+        return rows._replace(values=[series[:, order] for series in rows.values])
 
     def key(self, value: Series) -> bytes:
         """Return shape and values as bytes."""
@@ -162,6 +175,24 @@ class OwnSeries(SeriesData, OwnSamples):
         """Open one split in a cache."""
         split: SeriesSplit = SeriesSplit.from_cache(cache, name, self.max_seq_len)
         return split
+
+    # ---- checkpoints ---------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return classes, normalisation and names of features, for checkpoints."""
+        return {**super().state_dict(), "features": self.facts["features"]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Use the statistics of a checkpoint; raises DataError for other features or classes."""
+        before, now = state_dict.get("features", []), self.facts["features"]
+        if before and now and before != now:
+            raise DataError(
+                f"the checkpoint was trained with features {', '.join(before)}, the data have "
+                f"{', '.join(now)}; rename or sort the columns, or set new_path to these data"
+            )
+        super().load_state_dict(state_dict)
+
+    # ---- report --------------------------------------------------------------------------------
 
     def shown(self, name: str, index: int) -> str:
         """Format the first values of a series, without normalisation."""
@@ -249,7 +280,7 @@ def _long(
             f"table is wide (one series per row), remove that column, otherwise set id_column"
         )
     times = None if time is None else _times(table, time)
-    found = Rows([], [], [], [note, *table.notes])
+    found = Rows([], [], [], [note, *table.notes], features)
     for number, own in rows.items():
         for row in own if labels else ():
             if labels[row] != labels[own[0]]:

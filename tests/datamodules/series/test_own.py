@@ -257,3 +257,37 @@ def test_other_data_and_new_samples_are_normalised_as_in_training(tmp_path, kind
             np.testing.assert_array_equal(split.normalizer(steps), before.normalizer(steps))
     with pytest.raises(DataError, match=f"trained with normalization={kind}, received none"):
         data(other).load_state_dict(trained.state_dict())
+
+
+def columns(path: Path, names: list[str]) -> Path:
+    """A long table with one column per name, whose values start with the number of the name."""
+    numbers = [1 + sorted(names).index(name) for name in names]
+    rows = [
+        [f"{path.stem}{i}", t, *(10 * x + i + t / 8 for x in numbers), "ab"[i % 2]]
+        for i in range(12)
+        for t in range(3)
+    ]
+    return write_rows(path, ["id", "time", *names, "label"], rows)
+
+
+@pytest.mark.parametrize("option", ["val_path", "test_path", "new_path"])
+def test_features_of_every_file_have_the_order_of_training(tmp_path, option):
+    mine = columns(tmp_path / "mine.csv", ["left", "right", "top"])
+    values = [
+        data(mine, allow_overlap=True, **{option: str(columns(tmp_path / "more.csv", names))})
+        .split("val" if option == "val_path" else "test")[0]
+        .values
+        for names in (["left", "right", "top"], ["top", "left", "right"])
+    ]
+    np.testing.assert_array_equal(*values)
+    for names in (["left", "right", "top "], ["left", "right"]):
+        other = columns(tmp_path / "more.csv", names)
+        with pytest.raises(DataError, match=rf"more\.csv: features {', '.join(names)}; .*, top;"):
+            data(mine, **{option: str(other)})
+
+
+def test_a_checkpoint_rejects_other_features(tmp_path):
+    state = data(columns(tmp_path / "mine.csv", ["left", "right"])).state_dict()
+    other = data(columns(tmp_path / "other.csv", ["right", "left"]))
+    with pytest.raises(DataError, match=r"features left, right, .* right, left;"):
+        other.load_state_dict(state)
