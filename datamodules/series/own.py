@@ -211,9 +211,13 @@ def _common_features(path: Path | None, every: Sequence[Series]) -> int:
     return sizes.pop()
 
 
+def _is_missing(value: object) -> bool:
+    return value is None or value != value or str(value).strip().lower() in _MISSING
+
+
 def _number(text: object) -> float:
     """Parse a number, with NaN for missing values; raises ValueError for anything else."""
-    if text is None or (isinstance(text, str) and text.strip().lower() in _MISSING):
+    if _is_missing(text):
         return float("nan")
     if isinstance(text, bool) or not isinstance(text, int | float | str):
         raise ValueError
@@ -273,6 +277,11 @@ def _long(
     values = _matrix(table, features)
     rows: dict[Any, list[int]] = {}
     for row, number in enumerate(table.columns[name]):
+        if _is_missing(number) or isinstance(number, list | dict):
+            raise DataError(
+                f"{table.location(row)}: {name} is {str(number)[:40]!r}, expected the id of a "
+                f"series; write it in every row"
+            )
         rows.setdefault(number.strip() if isinstance(number, str) else number, []).append(row)
     if len(rows) == len(table.locations):
         raise DataError(
@@ -307,7 +316,7 @@ def _times(table: Table, name: str) -> list[Any]:
     found: list[Any] = []
     first: dict[str, int] = {}  # kind -> first row with it
     for row, value in enumerate(table.columns[name]):
-        if value is None or value != value or str(value).strip().lower() in _MISSING:
+        if _is_missing(value):
             raise DataError(f"{table.location(row)}: {name} is missing; fill it, or remove the row")
         kind, moment = _moment(value)
         if not kind:

@@ -291,3 +291,18 @@ def test_a_checkpoint_rejects_other_features(tmp_path):
     other = data(columns(tmp_path / "other.csv", ["right", "left"]))
     with pytest.raises(DataError, match=r"features left, right, .* right, left;"):
         other.load_state_dict(state)
+
+
+@pytest.mark.parametrize("missing", ["", " ", "nan"])
+def test_a_row_without_id_is_an_error(tmp_path, missing):
+    path = long_table(tmp_path / "mine.csv")
+    path.write_text(path.read_text() + f"{missing},7,1,a\n{missing},8,2,a\n")
+    with pytest.raises(DataError, match=f"line 38: id is '{missing}', expected"):
+        data(path)
+
+
+def test_a_list_is_no_id(tmp_path):
+    rows = [f'{{"id": [{i}], "v": {i}, "label": "{"ab"[i % 2]}"}}\n' for i in range(12)] * 2
+    (tmp_path / "mine.jsonl").write_text("".join(rows))
+    with pytest.raises(DataError, match=r"line 1: id is '\[0\]', expected"):
+        data(tmp_path / "mine.jsonl")
