@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from datetime import date, datetime, time
 from itertools import pairwise
@@ -25,6 +26,7 @@ __all__ = ["OwnSeries"]
 
 _LABELS: tuple[str, ...] = ("label", "labels", "class", "target", "category", "activity", "y")
 _IDS: tuple[str, ...] = ("id", "series", "series_id", "case", "case_id", "sample", "sample_id")
+_UNNAMED = re.compile(r"|Unnamed: \d+|__index_level_\d+__")  # of pandas, for an index
 _TIMES: tuple[str, ...] = ("time", "t", "step", "timestamp", "index", "date")
 _READER_VERSION = 1  # part of the cache name; increment when the stored data change
 _MISSING = ("", "?", "nan", "na", "null", "none")
@@ -233,6 +235,12 @@ def _matrix(table: Table, names: Sequence[str]) -> npt.NDArray[np.float64]:
         raise DataError(f"{table.path}: no value columns besides {', '.join(table.columns)}")
     found = np.empty((len(table.locations), len(names)))
     for column, name in enumerate(names):
+        if _UNNAMED.fullmatch(name.strip()):
+            place = list(table.columns).index(name) + 1
+            raise DataError(
+                f"{table.path}: column {place} has no name, like the row numbers that pandas "
+                f"writes; remove it (to_csv(index=False)), or name it"
+            )
         for row, value in enumerate(table.columns[name]):
             try:
                 found[row, column] = _number(value)

@@ -301,8 +301,15 @@ def test_a_row_without_id_is_an_error(tmp_path, missing):
         data(path)
 
 
-def test_a_list_is_no_id(tmp_path):
+def test_a_list_as_id_is_an_error(tmp_path):
     rows = [f'{{"id": [{i}], "v": {i}, "label": "{"ab"[i % 2]}"}}\n' for i in range(12)] * 2
     (tmp_path / "mine.jsonl").write_text("".join(rows))
     with pytest.raises(DataError, match=r"line 1: id is '\[0\]', expected"):
         data(tmp_path / "mine.jsonl")
+
+
+@pytest.mark.parametrize("name", ["", "Unnamed: 0"])
+def test_row_numbers_of_pandas_are_not_a_feature(tmp_path, name):
+    path = long_table(tmp_path / "mine.csv", f"{name},id,time,v,label", "{n},{s},{t},{v},{y}")
+    with pytest.raises(DataError, match="column 1 has no name"):
+        data(path)
