@@ -228,11 +228,12 @@ def _read_case(
         raise location.error(
             f"{len(dimensions)} dimensions, expected {header.num_features} and then the label"
         )
-    known = {name.lower() for name in header.classes}
+    known = {name.lower(): name for name in header.classes}
     if label.lower() not in known:
         raise location.error(
             f"unknown label {_shortened(label)}, expected one of {', '.join(header.classes)}"
         )
+    label = known[label.lower()]
     values = [
         _read_values(text, number + 1, header, location) for number, text in enumerate(dimensions)
     ]

@@ -313,3 +313,11 @@ def test_row_numbers_of_pandas_are_not_a_feature(tmp_path, name):
     path = long_table(tmp_path / "mine.csv", f"{name},id,time,v,label", "{n},{s},{t},{v},{y}")
     with pytest.raises(DataError, match="column 1 has no name"):
         data(path)
+
+
+def test_labels_of_a_ts_file_are_spelled_as_in_its_header(tmp_path):
+    labels = ["Walk", "walk", "Run", "RUN"]
+    head = "@univariate true\n@classLabel true Walk Run\n@data\n"
+    rows = [f"{i},{i + 0.5}:{labels[i % 4]}\n" for i in range(40)]
+    (tmp_path / "mine.ts").write_text(head + "".join(rows))
+    assert data(tmp_path / "mine.ts").classes == ["Run", "Walk"]
