@@ -67,6 +67,11 @@ class OwnSeries(SeriesData, OwnSamples):
     ) -> None:
         super().__init__(**kwargs)
         self.label_column, self.id_column, self.time_column = label_column, id_column, time_column
+        given = [name for name, value in self._columns().items() if value is not None]
+        if given and not any(path.suffix.lower() in TABLES for path in self.sources()):
+            raise DataError(
+                f"{self.sources()[0]}: {given[0]} applies to {', '.join(TABLES)} only; remove it"
+            )
 
     @property
     def num_features(self) -> int:
@@ -114,13 +119,18 @@ class OwnSeries(SeriesData, OwnSamples):
             name = table.column(self.id_column, "id_column", _IDS)
         source = f"labels from {label!r}" if labels else "no labels"
         note = f"{table.path.name}: {source}"
+        time = None
+        if self.time_column is not None or known & set(_TIMES):
+            time = table.column(self.time_column, "time_column", _TIMES)
+        if name is None and time is not None:
+            raise DataError(
+                f"{table.path}: column {time!r} orders the steps of series, but no column contains "
+                f"the id of a series; set id_column, or, if each row is a series, remove {time!r}"
+            )
         if name is None:
             series = _wide(table, rest)
             locations = [table.location(row) for row in range(len(series))]
             return Rows(series, labels, locations, [f"{note}, one series per row", *table.notes])
-        time = None
-        if self.time_column is not None or known & set(_TIMES):
-            time = table.column(self.time_column, "time_column", _TIMES)
         features = [column for column in rest if column not in (name, time)]
         order = "in row order" if time is None else f"sorted by {time!r}"
         note += f", series by {name!r}, steps {order}, values {', '.join(features)}"

@@ -321,3 +321,15 @@ def test_labels_of_a_ts_file_are_spelled_as_in_its_header(tmp_path):
     rows = [f"{i},{i + 0.5}:{labels[i % 4]}\n" for i in range(40)]
     (tmp_path / "mine.ts").write_text(head + "".join(rows))
     assert data(tmp_path / "mine.ts").classes == ["Run", "Walk"]
+
+
+def test_a_time_without_id_is_not_a_step(tmp_path):
+    path = long_table(tmp_path / "mine.csv", "time,x,y1,label", "{t},{v},{n},{y}")
+    with pytest.raises(DataError, match="set id_column"):
+        data(path)
+
+
+def test_columns_apply_to_tables_only(tmp_path):
+    np.savez(tmp_path / "mine.npz", x=np.arange(36.0).reshape(12, 3), y=np.arange(12) % 2)
+    with pytest.raises(DataError, match=r"label_column applies to \.csv"):
+        data(tmp_path / "mine.npz", label_column="class")
