@@ -39,10 +39,10 @@ class OwnSeries(SeriesData, OwnSamples):
 
     A table with an id column is long, with one row per step; steps are sorted by the time column:
     numbers, dates in ISO format (2020-01-31, 2020-01-31T10:00+02:00) or times of day. Otherwise a
-    table is wide: a row is a series of one feature, and every column except the label is a step;
-    missing values at the end are dropped. A `.npz` file contains `x`, (series, steps) or (series,
-    steps, features), and `y`, the labels. Missing values (NaN, empty) are interpolated within each
-    series.
+    table is wide: a row is a series of one feature, and every column except the label is a step. A
+    `.npz` file contains `x`, (series, steps) or (series, steps, features), and `y`, the labels.
+    Missing values (NaN, empty) are interpolated within each series; in tables and arrays, the last
+    steps without any value are dropped.
 
     Args:
         label_column: Column of the labels. Default: the first usual name, which is reported.
@@ -128,8 +128,8 @@ class OwnSeries(SeriesData, OwnSamples):
                 f"the id of a series; set id_column, or, if each row is a series, remove {time!r}"
             )
         if name is None:
-            series = _wide(table, rest)
-            locations = [table.location(row) for row in range(len(series))]
+            locations = [table.location(row) for row in range(len(table.locations))]
+            series = list(map(_checked, _matrix(table, rest)[:, :, None], locations))
             return Rows(series, labels, locations, [f"{note}, one series per row", *table.notes])
         features = [column for column in rest if column not in (name, time)]
         order = "in row order" if time is None else f"sorted by {time!r}"
@@ -263,6 +263,9 @@ def _matrix(table: Table, names: Sequence[str]) -> npt.NDArray[np.float64]:
 
 
 def _checked(series: npt.NDArray[np.float64], location: str) -> Series:
+    """Return a series (num_steps, num_features) without the steps after its last value."""
+    known = np.flatnonzero(~np.isnan(series).all(axis=1))
+    series = series[: known[-1] + 1 if len(known) else 0]
     empty = np.isnan(series).all(axis=0)
     if not series.shape[1]:
         raise DataError(f"{location}: a step has no features; expected at least one number")
@@ -276,16 +279,6 @@ def _checked(series: npt.NDArray[np.float64], location: str) -> Series:
             f"which exceeds float32; correct it, or write NaN for a missing value"
         )
     return np.ascontiguousarray(series, dtype=np.float32)
-
-
-def _wide(table: Table, names: Sequence[str]) -> list[Series]:
-    rows = _matrix(table, names)
-    found = []
-    for row, values in enumerate(rows):
-        known = np.flatnonzero(~np.isnan(values))
-        length = int(known[-1]) + 1 if len(known) else 0
-        found.append(_checked(values[:length, None], table.location(row)))
-    return found
 
 
 def _long(

@@ -333,3 +333,19 @@ def test_columns_apply_to_tables_only(tmp_path):
     np.savez(tmp_path / "mine.npz", x=np.arange(36.0).reshape(12, 3), y=np.arange(12) % 2)
     with pytest.raises(DataError, match=r"label_column applies to \.csv"):
         data(tmp_path / "mine.npz", label_column="class")
+
+
+@pytest.mark.parametrize("shape", [(12, 5), (12, 5, 2)])
+def test_missing_steps_at_the_end_shorten_a_series_of_an_array(tmp_path, shape):
+    x = np.random.default_rng(0).normal(size=shape)
+    x[:, 3:], x[0, 1:] = np.nan, np.nan
+    np.savez(tmp_path / "mine.npz", x=x, y=np.arange(12) % 2)
+    made = data(tmp_path / "mine.npz")
+    lengths = np.concatenate([made.split(name).lengths for name in NAMES])
+    assert sorted(lengths) == [1, *[3] * 11]
+
+
+def test_missing_steps_at_the_end_shorten_a_series_of_a_long_table(tmp_path):
+    path = long_table(tmp_path / "mine.csv")
+    path.write_text(path.read_text() + "s0,3,,a\ns0,4,,a\n")
+    assert data(path).max_seq_len == 3
