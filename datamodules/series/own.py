@@ -233,6 +233,8 @@ def _number(text: object) -> float:
         return float("nan")
     if isinstance(text, bool) or not isinstance(text, int | float | str):
         raise ValueError
+    if isinstance(text, str) and ("_" in text or not text.strip().isascii()):
+        raise ValueError
     value = float(text)
     if abs(value) > np.finfo(np.float32).max:
         raise ValueError
@@ -254,7 +256,7 @@ def _matrix(table: Table, names: Sequence[str]) -> npt.NDArray[np.float64]:
         for row, value in enumerate(table.columns[name]):
             try:
                 found[row, column] = _number(value)
-            except ValueError:
+            except (ValueError, OverflowError):
                 raise DataError(
                     f"{table.location(row)}: {name} is {str(value)[:40]!r}, expected a number; "
                     f"remove the column, or correct the row"
@@ -360,9 +362,10 @@ def _moment(value: object) -> tuple[str, Any]:
         value = datetime(value.year, value.month, value.day)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return "a number", value
-    if isinstance(value, datetime):
-        return ("a date" if value.tzinfo is None else "a date with a time zone"), value
-    return ("a time of day", value) if isinstance(value, time) else ("", None)
+    if not isinstance(value, datetime | time):
+        return "", None
+    kind = "a date" if isinstance(value, datetime) else "a time of day"
+    return (kind if value.tzinfo is None else f"{kind} with a time zone"), value
 
 
 def _read_arrays(path: Path, labelled: bool) -> Rows:
@@ -390,7 +393,7 @@ def _read_arrays(path: Path, labelled: bool) -> Rows:
     numbers = range(len(x))
     labels: list[str] = []
     if y is not None:
-        y = np.char.decode(y, "utf-8") if y.dtype.kind == "S" else y
+        y = np.char.decode(y, "utf-8", "backslashreplace") if y.dtype.kind == "S" else y
         labels = labels_of(Table(path, {"y": y.tolist()}, numbers, "series"), "y")
     locations = [f"{path}, series {number}" for number in numbers]
     series = [_checked(case, location) for case, location in zip(x, locations, strict=True)]

@@ -349,3 +349,24 @@ def test_missing_steps_at_the_end_shorten_a_series_of_a_long_table(tmp_path):
     path = long_table(tmp_path / "mine.csv")
     path.write_text(path.read_text() + "s0,3,,a\ns0,4,,a\n")
     assert data(path).max_seq_len == 3
+
+
+def test_times_of_day_with_and_without_zone_are_an_error(tmp_path):
+    path = long_table(tmp_path / "mine.csv", row="{s},1{t}:00,{v},{y}")
+    path.write_text(path.read_text().replace("11:00", "11:00+01:00"))
+    with pytest.raises(DataError, match="write all times in one format"):
+        data(path)
+
+
+@pytest.mark.parametrize("value", ['"1_0"', '"\u0661"', str(10**400)])
+def test_wrong_numbers_are_errors_of_the_data(tmp_path, value):
+    rows = "".join(f'{{"t0": {value}, "t1": {i}, "label": "{"ab"[i % 2]}"}}\n' for i in range(12))
+    (tmp_path / "mine.jsonl").write_text(rows, encoding="utf-8")
+    with pytest.raises(DataError, match="expected a number"):
+        data(tmp_path / "mine.jsonl")
+
+
+def test_labels_that_are_not_utf8_are_escaped(tmp_path):
+    x, y = np.random.default_rng(0).normal(size=(12, 3)), np.array([b"\xe9", b"a"] * 6)
+    np.savez(tmp_path / "mine.npz", x=x, y=y)
+    assert data(tmp_path / "mine.npz").classes == [r"\xe9", "a"]
