@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lit_probattn.base.allowed_code import add_flag
-from lit_probattn.base.arguments import OneLineParser
+from lit_probattn.base.arguments import Parser
 from lit_probattn.base.config_files import output_folder
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.progress import leave_closed_output, replace_unprintable
@@ -23,7 +23,7 @@ REPORTS = ("reports", "runs")  # committed reports, new results
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    parser = OneLineParser(
+    parser = Parser(
         prog="python -m profiling",
         description="FLOPs, parameters, peak memory and time of attention variants, measured "
         "and compared with the papers' formulas.",

@@ -22,7 +22,7 @@ from matplotlib.lines import Line2D
 from lit_probattn.analysis.drawing import CHEAPER
 from lit_probattn.attention import recorded_choices
 from lit_probattn.base import provenance
-from lit_probattn.base.arguments import DefaultsFormatter, OneLineParser, at_least
+from lit_probattn.base.arguments import DefaultsFormatter, Parser, at_least
 from lit_probattn.base.errors import ChildError, ConfigError, DataError
 from lit_probattn.base.files import refuse_to_replace
 from lit_probattn.experiments.page import Made, Page, as_csv, image
@@ -205,7 +205,7 @@ def command(
 
     def main(arguments: Sequence[str] | None = None) -> int:
         arguments = sys.argv[1:] if arguments is None else list(arguments)
-        parser = OneLineParser(" ".join(start), description, formatter_class=DefaultsFormatter)
+        parser = Parser(" ".join(start), description, formatter_class=DefaultsFormatter)
         add_options(parser)
         parser.add_argument("--out", type=Path, help="report folder (default: print the report)")
         options = parser.parse_args(arguments)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from lit_probattn.analysis.registry import STUDIES, Entry
-from lit_probattn.base.arguments import OneLineParser
+from lit_probattn.base.arguments import Parser
 from lit_probattn.base.errors import nearest
 from lit_probattn.base.progress import replace_unprintable
 
@@ -51,7 +51,7 @@ def run_study(entry: Entry, arguments: list[str]) -> int:
     from lit_probattn.cli.errors import explain
 
     study = entry.load()
-    parser = OneLineParser(f"{PROGRAM} {study.name}", sys.modules[study.__module__].__doc__)
+    parser = Parser(f"{PROGRAM} {study.name}", sys.modules[study.__module__].__doc__)
     study.add_arguments(parser)
     add_flag(parser)
     options = parser.parse_args(arguments)

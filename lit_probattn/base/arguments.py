@@ -513,7 +513,9 @@ def _described(parts: tuple[type, ...]) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """Parser of a command: flags must be spelled out, and line breaks of the description are kept.
+    """Parser of a command: flags must be spelled out, errors are one line.
+
+    Line breaks of the description are kept.
 
     Args:
         prog: the command.
@@ -535,10 +537,6 @@ class Parser(argparse.ArgumentParser):
             except ValueError as error:
                 self.error(str(error))
         return super().parse_known_args(words, namespace)
-
-
-class OneLineParser(Parser):
-    """A parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
         """Print the message and exit with status 2."""

@@ -273,6 +273,16 @@ def test_arguments_of_the_data_are_written_as_for_fit(words):
         parser.parse_args(["--data", "num_train=3"])
 
 
+def test_a_wrong_option_is_one_line(capsys):
+    parser = Parser("a program")
+    parser.add_argument("--seed", type=int)
+    with pytest.raises(SystemExit, match="2"):
+        parser.parse_args(["--seed", "one"])
+    told = capsys.readouterr().err
+    assert told.startswith("error: argument --seed: invalid int value: 'one'")
+    assert told.endswith(" (see a program --help)\n")
+
+
 # ---- arguments without effect ------------------------------------------------------------------
 
 
