@@ -512,10 +512,24 @@ def _described(parts: tuple[type, ...]) -> str:
 # ---- arguments of commands ----------------------------------------------------------------------
 
 
+class _Store(argparse.Action):
+    """Store an option: the values of a repeated one are joined, a single value is given once."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        if option is not None and self.dest in parser.given:
+            if self.nargs not in ("+", "*"):
+                parser.error(f"duplicate {option}; keep one")
+            values = [*getattr(namespace, self.dest), *values]
+        parser.given.add(self.dest)
+        setattr(namespace, self.dest, values)
+
+
 class Parser(argparse.ArgumentParser):
     """Parser of a command: flags must be spelled out, errors are one line.
 
     Line breaks of the description are kept.
+
+    An option with several values can be repeated; an option with one value cannot.
 
     Args:
         prog: the command.
@@ -527,6 +541,9 @@ class Parser(argparse.ArgumentParser):
         own: dict[str, Any] = {"allow_abbrev": False}
         own["formatter_class"] = argparse.RawDescriptionHelpFormatter
         super().__init__(prog, description=description, **own | more)
+        self.given: set[str] = set()  # options among the words parsed so far
+        for action in (None, "store"):
+            self.register("action", action, _Store)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse words, including `--data.NAME VALUE` for parsers with `add_data`."""
@@ -536,6 +553,7 @@ class Parser(argparse.ArgumentParser):
                 words = _data_words(words)
             except ValueError as error:
                 self.error(str(error))
+        self.given.clear()
         return super().parse_known_args(words, namespace)
 
     def error(self, message: str) -> NoReturn:

@@ -25,7 +25,7 @@ from lit_probattn.base.errors import ConfigError, DataError
 from lit_probattn.base.progress import duration
 from lit_probattn.cli.app import check_arguments
 from lit_probattn.cli.shards import shard_of
-from lit_probattn.compare.flags import Place, parse_settings, place_of, portable
+from lit_probattn.compare.flags import Place, parse_settings, place_of, portable, without_executor
 from lit_probattn.compare.model import (
     counts,
     missing_data,
@@ -215,16 +215,9 @@ def _submit(
     if options.shard:
         raise ConfigError("--executor creates the shards: remove --shard")
     name, *words = module.split()
-    here = [
-        "--executor",
-        "here",
-        "--shards",
-        "1",
-        "--slurm",
-    ]  # the last of equal flags counts
     submit(
         name,
-        [*words, *arguments, *here],
+        [*words, *without_executor(arguments)],
         executor=options.executor,
         count=options.shards,
         folder=options.runs / "reproduce" / "submitit",

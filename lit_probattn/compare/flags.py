@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_probattn.base.allowed_code import add_flag
-from lit_probattn.base.arguments import add_data
+from lit_probattn.base.arguments import Parser, add_data
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.cli.shards import add_shard_flags
 from lit_probattn.configs import full_key
@@ -123,6 +123,17 @@ def add_flags(
     add("--runs", type=Path, default=runs, help=f"folder of the runs (default {runs})")
     given = out if isinstance(out, Path) else None
     add("--out", type=Path, default=given, help=f"folder of the report (default {out})")
+    _add_executor(parser)
+
+
+def without_executor(arguments: Sequence[str]) -> list[str]:
+    """Return a command's arguments without those that submit jobs."""
+    parser = Parser(add_help=False)
+    _add_executor(parser)
+    return parser.parse_known_args(arguments)[1]
+
+
+def _add_executor(parser: argparse.ArgumentParser) -> None:
     cluster = parser.add_argument_group("jobs with submitit")
     add = cluster.add_argument
     add(

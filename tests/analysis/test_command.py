@@ -25,6 +25,7 @@ from lit_probattn.experiments.page import read
 from lit_probattn.records.figures import MAX_BYTES
 from lit_probattn.training.trained import open_trained
 from tests.analysis.made import checkpoint, open_once
+from tests.support.helpers import with_options
 from tests.support.patching import check_figures
 from tests.support.slow import mostly_slow
 
@@ -269,7 +270,7 @@ def test_wrong_use_is_one_line(tmp_path, capsys, monkeypatch):
         capsys, ["rank", *given, "--seed", "-1"]
     )
     assert "num_trian" in error(capsys, ["rank", *given, "--data.num_trian", "3"])
-    assert "unknown device" in error(capsys, ["rank", *given, "--device", "tpus"])
+    assert "unknown device" in error(capsys, ["rank", *with_options(given, "--device", "tpus")])
     assert "must be positive" in error(capsys, ["rank", *given, "--threshold", "0"])
     missing = [*flags(tmp_path / "no.ckpt", tmp_path), "--num_samples", "1"]
     assert "checkpoint not found" in error(capsys, ["rank", *missing])
@@ -304,7 +305,8 @@ def test_cuda_that_is_not_there(tmp_path, capsys):
     if torch.cuda.is_available():
         pytest.skip("there is one")
     path = checkpoint(tmp_path, "sequence", "SoftmaxAttention")
-    assert "use --device cpu" in error(capsys, ["rank", *flags(path, tmp_path), "--device", "cuda"])
+    given = with_options(flags(path, tmp_path), "--device", "cuda")
+    assert "use --device cpu" in error(capsys, ["rank", *given])
 
 
 @pytest.mark.usefixtures("sketches")

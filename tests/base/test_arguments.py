@@ -283,6 +283,30 @@ def test_a_wrong_option_is_one_line(capsys):
     assert told.endswith(" (see a program --help)\n")
 
 
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        (["--set", "a=1", "--set", "b=2", "c=3"], ["a=1", "b=2", "c=3"]),
+        (["--set", "a=1"], ["a=1"]),  # without the default, also when parsed again
+        ([], ["default"]),
+    ],
+)
+def test_values_of_a_repeated_option_are_joined(words, values):
+    parser = Parser("a program")
+    parser.add_argument("--set", nargs="+", default=["default"])
+    assert parser.parse_args(["--set", "z"]).set == ["z"]
+    assert parser.parse_args(words).set == values
+
+
+def test_an_option_of_one_value_can_be_given_once(capsys):
+    parser = Parser("a program")
+    parser.add_argument_group().add_argument("--seed", type=int)
+    with pytest.raises(SystemExit, match="2"):
+        parser.parse_args(["--seed", "1", "--seed=2"])
+    assert capsys.readouterr().err == "error: duplicate --seed; keep one (see a program --help)\n"
+    assert parser.parse_args(["--seed", "1"]).seed == 1
+
+
 # ---- arguments without effect ------------------------------------------------------------------
 
 

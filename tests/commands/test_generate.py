@@ -16,6 +16,7 @@ from lit_probattn.configs import read_yaml
 from lit_probattn.training.checkpoints import list_checkpoints
 from tests.analysis.made import write_checkpoint
 from tests.datamodules.text import made
+from tests.support.helpers import with_options
 from tests.support.runs import ROOT, only_version, run, write_attention
 
 pytestmark = pytest.mark.usefixtures("open_once")
@@ -49,7 +50,7 @@ def folder(trained):
 
 def generate(folder, *more, prompts=PROMPTS):
     flags = [word for text in prompts for word in ("--prompt", text)]
-    return main(["generate", str(folder), "--device", "cpu", *flags, *more])
+    return main(with_options(["generate", str(folder), "--device", "cpu"], *flags, *more))
 
 
 def untrained(place, subwords=0, **texts):

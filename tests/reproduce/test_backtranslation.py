@@ -6,6 +6,7 @@ import pytest
 
 from lit_probattn.reproduce.backtranslation import Filter, Noise, main, whole_words
 from tests.analysis.made import translator
+from tests.support.helpers import with_options
 
 WORDS = [f"w{i}" for i in range(23)]
 QUIET = {"deletion": 0.0, "filler": 0.0, "swap": 0}
@@ -74,11 +75,11 @@ def write_text(folder):
 
 
 def command(folder, out, *more):
-    return [
+    words = [
         *("--reverse", str(translator()), "--monolingual", str(folder / "mono.toy")),
         *("--parallel", str(folder), "--out", str(out), "--device", "cpu", "--max_ratio", "9"),
-        *more,
     ]
+    return with_options(words, *more)
 
 
 def test_the_folder_has_the_parallel_text_several_times_and_the_new_pairs(tmp_path, capsys):

@@ -18,6 +18,7 @@ from lit_probattn.compare.flags import Place
 from lit_probattn.compare.runs import Run
 from lit_probattn.reproduce.uea import TABLE, main, make_parser, make_table
 from tests.compare.tiny import program, run_here
+from tests.support.helpers import with_options
 
 TINY = {
     "task": "configs/tasks/tiny/uea.yaml",
@@ -194,7 +195,7 @@ def test_selection_on_test_is_another_run_and_flagged(options, tmp_path, capsys)
     ],
 )
 def test_wrong_usage_is_one_line(options, more, message, capsys):
-    assert main([*options, *more]) == 2
+    assert main(with_options(options, *more)) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert message in error

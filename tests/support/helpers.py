@@ -331,3 +331,13 @@ def refuses_other_values(make: Callable[..., Any], kinds: Mapping[str, Any]) -> 
             with pytest.raises(ConfigError, match=f"^{name} must be {told}, received {value!r}$"):
                 make(**{name: value})
     return free
+
+
+def with_options(words: Sequence[str], *more: str) -> list[str]:
+    """Words of a command with further options; an option with one value replaces an equal one."""
+    kept = list(words)
+    for word in more:
+        if word.startswith("--") and word in kept:
+            at = kept.index(word)
+            del kept[at : at + 2]
+    return [*kept, *more]
