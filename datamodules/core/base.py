@@ -238,6 +238,11 @@ class DataModule(pl.LightningDataModule):
         """Return this rank's part of the split named by `predict_split`."""
         return self._evaluation_loader(self.predict_split)
 
+    @property
+    def predicted(self) -> str:
+        """What `predict` reads, for messages."""
+        return f"the {self.predict_split} split"
+
     def _evaluation_loader(self, name: str) -> EvaluationLoader:
         split, order = self.split(name), self._evaluation_order(name)
         return EvaluationLoader(self._loader(split, order, self.collate_of(name)), order)

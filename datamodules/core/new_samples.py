@@ -80,6 +80,11 @@ class NewSamples(DataModule):
             self.splits["test"], notes = new
             self.notes += [*notes, f"test: the samples of {self.new_path}"]
 
+    @property
+    def predicted(self) -> str:
+        """What `predict` reads, for messages."""
+        return super().predicted if self.new_path is None else self.new_path.name
+
     def test_dataloader(self) -> EvaluationLoader:
         """Return this rank's part of the test split.
 

@@ -284,6 +284,11 @@ class TextStream(CachedDataModule):
         order = EvaluationOrder(len(split), rows, rank, world_size)
         return EvaluationLoader(self._loader(split, order, StreamCollate("prompt", True)), order)
 
+    @property
+    def predicted(self) -> str:
+        """What `predict` reads, for messages."""
+        return super().predicted if self._prompts is None else "prompts"
+
     def _prompt_tokens(self) -> list[np.ndarray[Any, Any]]:
         if self._prompts is not None:
             found = [self.vocabulary.encode(text)[0].astype(np.int64) for text in self._prompts]

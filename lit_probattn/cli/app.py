@@ -346,7 +346,9 @@ class RunCLI(BareCLI):
         kwargs["return_predictions"] = False
         self.trainer.predict(**kwargs, ckpt_path=plan.checkpoint)
         if self.trainer.is_global_zero:
-            print(f"predictions: {', '.join(map(str, writer.written))}")
+            source = getattr(self.datamodule, "predicted", "the data")
+            written = ", ".join(map(str, writer.written))
+            print(f"predictions: {written} ({writer.num_samples} samples of {source})")
 
     def _evaluate(self, command: str, request: str | None, kwargs: dict[str, Any]) -> None:
         plan, scope = self._plan_evaluation(command, request)

@@ -178,6 +178,7 @@ class PredictionWriter(Callback):
     def __init__(self, path: Path) -> None:
         self.path = path
         self.written = [path]
+        self.num_samples = 0
         self._batches: list[dict[str, Any]] = []
 
     def on_predict_batch_end(
@@ -197,6 +198,7 @@ class PredictionWriter(Callback):
         table = _by_sample(frames)
         if isinstance(task, Task):
             table = task.finish_predictions(table)
+        self.num_samples = len(table)
         with replacing(self.path) as file:
             table.to_parquet(file, index=False)
         for ending, text in task.prediction_files(table).items() if isinstance(task, Task) else ():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -234,6 +235,11 @@ def test_new_texts_are_predicted_by_a_run(tmp_path, capsys):
     given = [f"--config={version / 'config.yaml'}", "--ckpt_path=last"]
     for command, name in (("predict", "new"), ("predict", "labelled"), ("test", "labelled")):
         run([command, *given, f"--data.new_path={tmp_path / name}.csv"])
+    told = capsys.readouterr().out
+    assert re.findall(r"predictions: .*/predictions-\S+\.parquet \((.*)\)\n", told) == [
+        "7 samples of new.csv",
+        "5 samples of labelled.csv",
+    ]
     new, labelled = sorted(map(pd.read_parquet, version.glob("predictions-*")), key=len)[::-1]
     assert new["target"].isna().all()
     assert len(new) == 7
@@ -248,3 +254,5 @@ def test_new_texts_are_predicted_by_a_run(tmp_path, capsys):
     assert report["test/accuracy"] == pytest.approx(right)
     words = ["test", *given, f"--data.new_path={tmp_path / 'new.csv'}"]
     assert "has no labels" in error_of(words, capsys)
+    run(["predict", *given, "--data.predict_split=val"])
+    assert re.search(r"\.parquet \(\d+ samples of the val split\)\n", capsys.readouterr().out)
