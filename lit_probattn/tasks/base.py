@@ -537,12 +537,17 @@ class Task(pl.LightningModule):
         """Restore the training state.
 
         Raises:
+            DataError: the data differ from those of training; Lightning compares them only after
+                the weights, whose shapes depend on the data.
             ValueError: training resumes with a different number of micro-batches per step, which
                 would change the position in the data, counted in micro-batches.
         """
         state = checkpoint.get("training", {})
         self._overflows_in_a_row = state.get("overflows_in_a_row", 0)
         trainer = self.trainer_or_none
+        data = getattr(trainer, "datamodule", None)
+        if data is not None and type(data).__qualname__ in checkpoint:
+            data.load_state_dict(checkpoint[type(data).__qualname__])
         if trainer is None or not trainer.training:
             return
         before, now = state.get("accumulate_grad_batches", 1), trainer.accumulate_grad_batches

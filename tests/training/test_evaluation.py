@@ -254,5 +254,9 @@ def test_new_texts_are_predicted_by_a_run(tmp_path, capsys):
     assert report["test/accuracy"] == pytest.approx(right)
     words = ["test", *given, f"--data.new_path={tmp_path / 'new.csv'}"]
     assert "has no labels" in error_of(words, capsys)
+    table["text"] += " gamma"
+    table.to_csv(tmp_path / "other.csv", index=False)
+    words = ["predict", *given, f"--data.path={tmp_path / 'other.csv'}"]
+    assert "with another vocabulary of words than that of" in error_of(words, capsys)
     run(["predict", *given, "--data.predict_split=val"])
     assert re.search(r"\.parquet \(\d+ samples of the val split\)\n", capsys.readouterr().out)
