@@ -191,6 +191,16 @@ def test_a_checkpoint_of_another_learned_vocabulary_is_refused(tmp_path, tokens)
             other.load_state_dict(made.state_dict())
 
 
+def test_every_line_end_is_a_newline(tmp_path):
+    """Those of Windows and of old Macintosh files, too."""
+    content = [(f"one\r\ntwo\rthree\n{text}", label) for text, label in rows()]
+    made = data(write(tmp_path / "mine.jsonl", content))
+    for name in ("train", "val", "test"):
+        for text, _ in texts_of(made, name):
+            assert text.startswith("one\ntwo\nthree\n")
+            assert "\r" not in text
+
+
 def test_long_texts_are_cut_off(tmp_path):
     made = data(write(tmp_path / "a.csv", rows()), max_length=7)
     batch = next(iter(made.val_dataloader()))
