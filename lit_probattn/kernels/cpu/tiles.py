@@ -145,13 +145,12 @@ class _Call(ctypes.Structure):
 
 
 def _check(call: Inputs) -> None:
-    most = max(
-        call.components, call.key.shape[2], *([] if call.first is None else call.first.shape)
-    )
-    if most > MOST or (call.first is not None and call.heads > MOST):
+    counts = [call.components, call.key.shape[2]]
+    counts += [] if call.first is None else [*call.first.shape, call.heads]
+    if max(counts) > MOST:
         raise NotImplementedError(
-            f"attention by tiles supports at most {MOST} components or maps of a head, received "
-            f"{most}; use backend='blockwise'"
+            f"attention by tiles supports at most {MOST} components, maps, hidden units, or heads "
+            f"with layers, received {max(counts)}; use backend='blockwise'"
         )
     given = call._asdict()
     for name in (*_HEADS, *_GRADS[3:], *_MIXING):

@@ -415,7 +415,11 @@ def test_more_components_than_tiles_hold_are_refused():
     options = dict.fromkeys(("coef", "noise", "pairs", "padded", "shared", "causal"), False)
     options |= {"heads": 2, "groups": 1, "size": 5, "wide": 7, "many": 17}
     call, *_ = made("soft", 3, 4, 0, torch.float64, terms=True, dropped=False, **options)
-    with pytest.raises(NotImplementedError, match="at most 16 components"):
+    with pytest.raises(NotImplementedError, match=r"at most 16 components.*received 17"):
+        attend(call)
+    call, *_ = made("layers", 3, 4, 0, torch.float64, terms=True, dropped=False, **options)
+    call = call._replace(heads=18, second=torch.zeros(18, 5, dtype=torch.float64))
+    with pytest.raises(NotImplementedError, match="heads with layers, received 18"):
         attend(call)
 
 
