@@ -206,4 +206,7 @@ def _common_classes(train: TsFile, test: TsFile, train_path: Path, test_path: Pa
                 f"{test_path}:{line}: class {label!r} is missing from {train_path}, so it "
                 f"cannot be learned"
             )
-    return [label for label in train.header.classes if label.lower() in present]
+    classes = [label for label in train.header.classes if label.lower() in present]
+    if len(classes) < 2:
+        raise DataError(f"{train_path}: only one class, {classes[0]!r}; expected at least two")
+    return classes

@@ -251,3 +251,8 @@ def test_a_checkpoint_rejects_another_order_of_classes(tmp_path):
     state = _mine(tmp_path, "One").state_dict()
     with pytest.raises(DataError, match="class 0 was a and is now b"):
         _mine(tmp_path, "Two", "b a").load_state_dict(state)
+
+
+def test_one_class_cannot_be_learned(tmp_path):
+    with pytest.raises(DataError, match="only one class, 'a'"):
+        _mine(tmp_path, "One", present="a")
