@@ -20,7 +20,7 @@ from lit_probattn.base.files import fingerprint
 __all__ = ["Divided", "HeldOut", "check_shares", "divide"]
 
 
-_HELD_OUT = OnlyWith(split="held_out")  # where there are protocols
+_HELD_OUT = OnlyWith(split="held_out", select_on="val")  # where there are protocols
 
 
 class HeldOut(DataModule):

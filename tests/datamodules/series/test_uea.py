@@ -256,3 +256,9 @@ def test_a_checkpoint_rejects_another_order_of_classes(tmp_path):
 def test_one_class_cannot_be_learned(tmp_path):
     with pytest.raises(DataError, match="only one class, 'a'"):
         _mine(tmp_path, "One", present="a")
+
+
+def test_a_fraction_without_effect_is_reported(tmp_path):
+    _mine(tmp_path, "One")
+    with pytest.warns(UserWarning, match="val_fraction=0.5 has no effect with select_on=test"):
+        UEA("One", data_dir=str(tmp_path), select_on="test", val_fraction=0.5)
