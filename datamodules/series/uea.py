@@ -126,9 +126,9 @@ class UEA(HeldOut, SeriesData, CachedDataModule):
         return {"archive": self.archive, "source": self.source, "reader_version": _READER_VERSION}
 
     def sources(self) -> list[Path]:
-        """Return both files."""
+        """Return both files, and the file with their version if there is one."""
         files = find_archive(self.archive, self.data_dir, self.source)
-        return [files.train, files.test]
+        return [files.train, files.test, *files.train.parent.glob("VERSION")]
 
     def build(self, writer: CacheWriter) -> None:
         """Read both files; raises DataError if one is malformed or they are inconsistent."""

@@ -262,3 +262,11 @@ def test_a_fraction_without_effect_is_reported(tmp_path):
     _mine(tmp_path, "One")
     with pytest.warns(UserWarning, match="val_fraction=0.5 has no effect with select_on=test"):
         UEA("One", data_dir=str(tmp_path), select_on="test", val_fraction=0.5)
+
+
+def test_a_version_that_is_added_or_changed_is_read(tmp_path):
+    assert _mine(tmp_path, "One").provenance["archive_version"] == "unknown"
+    for version in ("2018", "2020"):
+        (tmp_path / "One" / "VERSION").write_text(version)
+        made = UEA("One", data_dir=str(tmp_path), batch_size=4)
+        assert made.provenance["archive_version"] == version
