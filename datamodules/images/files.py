@@ -169,7 +169,7 @@ def _check_classes(folder: Path, expected: Sequence[str], found: Sequence[str]) 
 def images_of_classes(
     folder: Path, classes: tuple[str, ...], every_class: bool = True
 ) -> ImageFiles:
-    """Read class folders; raises DataError for an empty one if `every_class` is set."""
+    """Read class folders; raises DataError if all or, with `every_class`, one of them is empty."""
     names: list[str] = []
     targets: list[int] = []
     for number, name in enumerate(classes):
@@ -182,6 +182,11 @@ def images_of_classes(
             )
         names += inside
         targets += [number] * len(inside)
+    if not names:
+        raise DataError(
+            f"{folder}: the class folders contain no images ({', '.join(SUFFIXES)}); add some, or "
+            f"remove the folder"
+        )
     return ImageFiles(folder, classes, _as_bytes(names), np.array(targets, dtype=np.int64))
 
 

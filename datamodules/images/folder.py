@@ -170,13 +170,12 @@ class ImageFolder(NewSamples, AtPath, Divided, ImageNet):
         classes = tuple(self.classes)
         if subfolders(path):
             _reject_extra(path, classes, "the training data")
-            files = images_of_classes(path, classes, every_class=False)
-        else:
-            names = image_names(path)
-            files = ImageFiles(path, classes, names, np.full(len(names), UNLABELLED), flat=True)
-        if not len(files):
+            return self.evaluated(images_of_classes(path, classes, every_class=False)), []
+        names = image_names(path)
+        if not len(names):
             raise DataError(f"new_path: {path}: no images ({', '.join(SUFFIXES)})")
-        return self.evaluated(files), []
+        targets = np.full(len(names), UNLABELLED)
+        return self.evaluated(ImageFiles(path, classes, names, targets, flat=True)), []
 
 
 def _classes(folder: Path) -> tuple[str, ...]:

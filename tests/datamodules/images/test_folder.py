@@ -119,3 +119,11 @@ def test_folders_beside_those_of_splits_are_named(tmp_path, logged):
     (tmp_path / "test").mkdir()
     with pytest.raises(DataError, match=r"test.*no class folders"):
         data(tmp_path)
+
+
+def test_a_split_without_images_is_an_error(tmp_path):
+    write(tmp_path / "train")
+    for name in ("cat", "dog"):
+        (tmp_path / "val" / name).mkdir(parents=True)
+    with pytest.raises(DataError, match=r"val: the class folders contain no images"):
+        data(tmp_path)
