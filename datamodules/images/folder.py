@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ from lit_probattn.base.errors import DataError
 from lit_probattn.base.files import fingerprint
 
 __all__ = ["ImageFolder"]
+
+_log = logging.getLogger("datamodules")
 
 
 @with_defaults(image_size=64, augmentation="none", mixup=0.0, cutmix=0.0)
@@ -75,6 +78,8 @@ class ImageFolder(NewSamples, AtPath, Divided, ImageNet):
                 found = self._given(splits)
             else:
                 found = {"train": images_of_classes(self.root, _classes(self.root))}
+            for files in found.values():
+                _warn_unread(files)
             self._files = self._divided(found)
         return self._files
 
@@ -170,12 +175,14 @@ class ImageFolder(NewSamples, AtPath, Divided, ImageNet):
         classes = tuple(self.classes)
         if subfolders(path):
             _reject_extra(path, classes, "the training data")
-            return self.evaluated(images_of_classes(path, classes, every_class=False)), []
-        names = image_names(path)
-        if not len(names):
-            raise DataError(f"new_path: {path}: no images ({', '.join(SUFFIXES)})")
-        targets = np.full(len(names), UNLABELLED)
-        return self.evaluated(ImageFiles(path, classes, names, targets, flat=True)), []
+            files = images_of_classes(path, classes, every_class=False)
+        else:
+            names = image_names(path)
+            if not len(names):
+                raise DataError(f"new_path: {path}: no images ({', '.join(SUFFIXES)})")
+            files = ImageFiles(path, classes, names, np.full(len(names), UNLABELLED), flat=True)
+        _warn_unread(files)
+        return self.evaluated(files), []
 
 
 def _classes(folder: Path) -> tuple[str, ...]:
@@ -195,6 +202,19 @@ def _reject_extra(folder: Path, classes: Sequence[str], train: str) -> None:
         raise DataError(
             f"{folder}: class {extra[0]} is missing from {train}, so it cannot be learned; add "
             f"images of it there, or remove it here"
+        )
+
+
+def _warn_unread(files: ImageFiles) -> None:
+    """Warn about visible files that are not read: of other formats, or in other folders."""
+    read = {files.path(index) for index in range(len(files))}
+    found = (path for path in files.folder.rglob("*") if path not in read and path.is_file())
+    names = sorted(path.relative_to(files.folder).as_posix() for path in found)
+    visible = [name for name in names if not f"/{name}".count("/.")]
+    if visible:
+        _log.warning(
+            f"{files.folder}: {len(visible)} files are not read, such as {visible[0]}; images are "
+            f"{', '.join(SUFFIXES)}, directly in the class folders"
         )
 
 

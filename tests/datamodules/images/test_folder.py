@@ -127,3 +127,14 @@ def test_a_split_without_images_is_an_error(tmp_path):
         (tmp_path / "val" / name).mkdir(parents=True)
     with pytest.raises(DataError, match=r"val: the class folders contain no images"):
         data(tmp_path)
+
+
+def test_files_that_are_not_read_are_reported(tmp_path, logged):
+    write(tmp_path / "mine")
+    new = write(tmp_path / "new", 3, 1)
+    for place in ("mine/cat/kittens/1.png", "mine/dog/1.tif", "mine/.git/x.png", "new/1.png"):
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        Image.new("RGB", (9, 9)).save(tmp_path / place)
+    data(tmp_path / "mine", new_path=str(new)).setup("test")
+    assert f"{tmp_path / 'mine'}: 2 files are not read, such as cat/kittens/1.png" in logged.text
+    assert f"{new}: 1 files are not read, such as 1.png" in logged.text
