@@ -73,14 +73,15 @@ def open_image(path: Path) -> Image.Image:
                 image.verify()  # reading the pixels does not verify the checksums
         with Image.open(path, formats=FORMATS) as image:
             image.load()
+            if image.mode.startswith("I"):
+                # 16 bits: a plain conversion clips everything above 255 to white.
+                grey = np.asarray(image).clip(0, 0xFFFF)
+                grey[grey == image.info.get("transparency")] = 0xFFFF
+                return Image.fromarray((grey >> 8).astype(np.uint8)).convert("RGB")
             if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
                 # Otherwise the colours of transparent pixels would become visible.
                 white = Image.new("RGBA", image.size, "white")
                 return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
-            if image.mode.startswith("I"):
-                # 16 bits: a plain conversion clips everything above 255 to white.
-                grey = np.asarray(image).clip(0, 0xFFFF).astype(np.uint16) >> 8
-                return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
             return image.convert("RGB")
     except UnidentifiedImageError as error:
         reason = f"unsupported image format, expected one of {', '.join(FORMATS)}"

@@ -6,6 +6,8 @@ import json
 import os
 import re
 import shutil
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -319,3 +321,15 @@ def test_exchanged_class_folders_are_other_sources(tmp_path):
     assert second["val"] != first["val"]
     shutil.copyfile(root / "train/n01/n01_0.JPEG", root / "train/n02/n02_0.JPEG")
     assert imagenet(root).source_hashes["train"] != first["train"]
+
+
+def test_16_bits_with_a_transparent_value(tmp_path):
+    grey = np.linspace(0, 65535, 256).astype(np.uint16).reshape(16, 16)
+    Image.fromarray(grey).save(tmp_path / "grey.png")
+    raw = (tmp_path / "grey.png").read_bytes()
+    chunk = b"tRNS" + bytes(2)
+    chunk = struct.pack(">I", 2) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    place = raw.index(b"IDAT") - 4
+    (tmp_path / "clear.png").write_bytes(raw[:place] + chunk + raw[place:])
+    found = np.asarray(open_image(tmp_path / "clear.png"))[:, :, 0]
+    assert found[0, :4].tolist() == [255, 1, 2, 3]
