@@ -6,7 +6,6 @@ Kaggle's table.
 
 from __future__ import annotations
 
-import csv
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from datamodules.core.tables import read_table, read_utf8
 from lit_probattn.base.errors import DataError, MissingDataError
 from lit_probattn.base.files import digest_of
 
@@ -219,7 +219,7 @@ def _read_ground_truth(root: Path, names: Sequence[str], given: Path | None = No
         raise MissingDataError(f"ground-truth file not found: {path}")
     if path.suffix == ".csv":
         return _from_table(path, names)
-    lines = path.read_text(encoding="utf-8").split()
+    lines = read_utf8(path).split()
     if len(lines) != len(names):
         raise DataError(
             f"{path} has {len(lines)} lines, but {root / 'val'} has {len(names)} images: "
@@ -266,17 +266,27 @@ def _class_of_number(path: Path) -> dict[int, str]:
         raise DataError(
             f"reading {path} needs scipy: pip install scipy, or move the images into val/<wnid>/"
         ) from error
-    synsets = loadmat(path, squeeze_me=True)["synsets"]
-    leaves = [s for s in synsets.ravel() if int(s["num_children"]) == 0]
-    return {int(s["ILSVRC2012_ID"]): str(s["WNID"]) for s in leaves}
+    try:
+        synsets = loadmat(path, squeeze_me=True)["synsets"]
+        leaves = [s for s in synsets.ravel() if int(s["num_children"]) == 0]
+        return {int(s["ILSVRC2012_ID"]): str(s["WNID"]) for s in leaves}
+    except Exception as error:  # a corrupt file can raise anything
+        raise DataError(
+            f"{path}: not the meta.mat of the development kit, or corrupt ({error!r}); unpack "
+            f"ILSVRC2012_devkit_t12.tar.gz again"
+        ) from None
 
 
 def _from_table(path: Path, names: Sequence[str]) -> list[str]:
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    if not rows or not {"ImageId", "PredictionString"} <= set(rows[0]):
+    table = read_table(path)
+    if not {"ImageId", "PredictionString"} <= set(table.columns):
         raise DataError(f"{path}: expected columns ImageId and PredictionString")
-    classes = {row["ImageId"]: row["PredictionString"].split()[:1] for row in rows}
+    classes: dict[str, list[str]] = {}
+    columns = table.columns["ImageId"], table.columns["PredictionString"]
+    for row, (image, boxes) in enumerate(zip(*columns, strict=True)):
+        found = boxes.split()[:1]
+        if classes.setdefault(image, found) != found:
+            raise DataError(f"{table.location(row)}: {image} has two classes; correct the table")
     missing = [name for name in names if not classes.get(name.rpartition(".")[0])]
     if missing:
         raise DataError(f"{path}: missing class of {missing[0]} ({len(missing)} such images)")

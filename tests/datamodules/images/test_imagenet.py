@@ -333,3 +333,44 @@ def test_16_bits_with_a_transparent_value(tmp_path):
     (tmp_path / "clear.png").write_bytes(raw[:place] + chunk + raw[place:])
     found = np.asarray(open_image(tmp_path / "clear.png"))[:, :, 0]
     assert found[0, :4].tolist() == [255, 1, 2, 3]
+
+
+def _flat(folder: Path, truth: bytes, name: str = "LOC_val_solution.csv") -> ImageNet:
+    """Two training classes, four validation images in one folder, and a file with classes."""
+    for place in ("train/n01", "train/n02", "val"):
+        (folder / place).mkdir(parents=True)
+    for number in range(1, 5):
+        made = Image.new("RGB", (9, 9), (number, 0, 0))
+        made.save(folder / f"train/n0{number % 2 + 1}/{number}.png")
+        made.save(folder / f"val/ILSVRC2012_val_{number:08d}.png")
+    (folder / name).write_bytes(truth)
+    return ImageNet(data_dir=str(folder), image_size=16, batch_size=2)
+
+
+@pytest.mark.parametrize(
+    ("truth", "message"),
+    [
+        (b"%b,n01 1 1 2 2\n%b,n02 1 1 2 2\n", "line 3: .*_00000001 has two classes"),
+        (b"%b\n%b\n", "line 2: columns: 1, expected 2"),
+        (b"\xff%b,n01\n%b,n02\n", "line 2: not UTF-8"),
+    ],
+)
+def test_a_wrong_table_of_classes(tmp_path, truth, message):
+    rows = truth % ((b"ILSVRC2012_val_00000001",) * 2)
+    with pytest.raises(DataError, match=message):
+        _flat(tmp_path, b"ImageId,PredictionString\n" + rows).setup()
+
+
+def test_a_list_of_classes_may_start_with_a_byte_order_mark(tmp_path):
+    made = _flat(
+        tmp_path, b"\xef\xbb\xbfn01\nn02\nn01\nn02\n", "ILSVRC2012_validation_ground_truth.txt"
+    )
+    made.setup()
+    assert made.split("val").targets.tolist() == [0, 1, 0, 1]
+
+
+def test_a_wrong_development_kit(tmp_path):
+    made = _flat(tmp_path, b"1\n2\n1\n2\n", "ILSVRC2012_validation_ground_truth.txt")
+    (tmp_path / "meta.mat").write_bytes(b"no")
+    with pytest.raises(DataError, match=r"meta\.mat: not"):
+        made.setup()
