@@ -54,11 +54,12 @@ class ImageFolder(NewSamples, AtPath, Divided, ImageNet):
     """
 
     task = "own_images"
-    sets = (*ImageNet.sets, "held_out_per_class", "ground_truth")  # fractions and folders instead
+    # Fractions and folders instead, and `check` always reads every image.
+    sets = (*ImageNet.sets, "held_out_per_class", "ground_truth", "verify")
     classes_of = "the folders"
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(held_out_per_class=0, ground_truth=None, **kwargs)
+        super().__init__(held_out_per_class=0, ground_truth=None, verify=False, **kwargs)
         self.root = expand(self.given_path)
         self.select_on_test, self.published = False, {}
 

@@ -252,7 +252,6 @@ TABLE: dict[str, Data] = {
             cutmix=0.1,
             mix_probability=Option(0.0, MIXED),
             mix_switch=Option(0.0, MIXED),
-            verify=True,
             new_path="@/data",
         ),
         lambda folder: write_pictures(folder / "data", count=20),
