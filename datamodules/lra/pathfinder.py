@@ -79,7 +79,8 @@ class Pathfinder(ArenaPixels):
         self.num_images = num_images
         self.generator = GeneratorSettings.published(resolution, difficulty, generator_seed)
         default = f"pathfinder-generated-seed{generator_seed}-n{num_images}"
-        self.generated_dir = expand(generated_dir) if generated_dir else self.cache_dir / default
+        self._given_dir = expand(generated_dir) if generated_dir else None
+        self.generated_dir = self._given_dir or self.cache_dir / default
         self._num_processes = num_processes
         self.protocol, self.split_seed = split, split_seed
         self.max_seq_len = resolution**2
@@ -99,6 +100,7 @@ class Pathfinder(ArenaPixels):
             **place,
             "generator_version": GENERATOR_VERSION,
             "num_images": self.num_images,
+            "generated_dir": self._given_dir and str(self._given_dir),
             "generator": {
                 **dataclasses.asdict(self.generator),
                 "paddle_margins": list(self.generator.paddle_margins),  # as JSON returns them

@@ -139,6 +139,14 @@ def test_generated_data_is_a_release(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("without_drawing")
+def test_images_are_written_to_each_folder_that_is_named(tmp_path: Path) -> None:
+    options = {"source": "generated", "difficulty": "easy", "num_images": 20}
+    for name in ("one", "two"):
+        pathfinder(tmp_path, generated_dir=str(tmp_path / name), **options).prepare_data()
+        assert len(files_of(tmp_path / name)) == 21
+
+
+@pytest.mark.usefixtures("without_drawing")
 def test_generation_is_taken_up_again_and_never_mixed(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(pathfinder_generator, "IMAGES_PER_FILE", 10)
 
