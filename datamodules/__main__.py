@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NoReturn
 
 from datamodules import REGISTRY
@@ -39,8 +39,15 @@ _PURPOSE = {
 }
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run a command and return its exit status: 0, 1 for invalid data, 2 for invalid usage."""
+def main(
+    arguments: list[str] | None = None, options_of: Callable[[str], list[str]] = lambda task: []
+) -> int:
+    """Run a command and return its exit status: 0, 1 for invalid data, 2 for invalid usage.
+
+    Args:
+        arguments: The command line.
+        options_of: Options in the file of a task, by its name; `check PATH` starts from them.
+    """
     replace_unprintable()
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
@@ -52,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
             return 0 if any(helps) else 2
         command = _one_of(COMMANDS, arguments[0], "command")
         if command == "check" and _is_path(arguments[1]):
-            return _check_path(arguments[1], arguments[2:])
+            return _check_path(arguments[1], arguments[2:], options_of)
         name = _one_of(REGISTRY, arguments[1], "data set")
         return _run(command, name, arguments[2:])
     except ConfigError as error:
@@ -93,8 +100,8 @@ def _is_path(word: str) -> bool:
     return word not in REGISTRY and (os.path.exists(word) or bool(set("./\\~") & set(word)))
 
 
-def _check_path(path: str, options: list[str]) -> int:
-    """Read the user's data and print a summary."""
+def _check_path(path: str, options: list[str], options_of: Callable[[str], list[str]]) -> int:
+    """Read the user's data as its task reads them, and print a summary."""
     given = None
     for place, option in enumerate(options):
         if option == "--kind" or option.startswith("--kind="):
@@ -103,7 +110,7 @@ def _check_path(path: str, options: list[str]) -> int:
             given = value
             break
     task = KINDS[kind_of(path, given)]
-    status = _run("check", task, [f"--path={path}", *options])
+    status = _run("check", task, [*options_of(task), f"--path={path}", *options])
     more = " ".join(f"--data.{option.lstrip('-')}" for option in _joined(options))
     words = f"lit-probattn fit --task {task} --attention smgk --data.path {path} {more}"
     print(f"train on it: {words.rstrip()}")

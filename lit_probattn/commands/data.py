@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from datamodules import REGISTRY
 from datamodules.__main__ import main as data_main
+from datamodules.own_data import KINDS
 from lit_probattn.base.config_files import named_files
 from lit_probattn.base.errors import ConfigError, reports
 
@@ -16,25 +17,31 @@ from lit_probattn.base.errors import ConfigError, reports
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; a task name is replaced by its data set and the options in its file."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    return data_main(_with_task(words))
+    return data_main(_with_task(words), lambda task: _data_of(task)[1])
 
 
 def _with_task(words: list[str]) -> list[str]:
-    """Replace a task name by its data set and options."""
-    if len(words) < 2 or words[1] in REGISTRY or words[1] not in named_files("task"):
+    """Replace a task name by its data set and options; names of releases are not tasks."""
+    name = "".join(words[1:2])
+    if name not in named_files("task") or name in set(REGISTRY) - set(KINDS.values()):
         return words
+    data_set, options = _data_of(name)
+    return [words[0], data_set, *options, *words[2:]]
+
+
+def _data_of(task: str) -> tuple[str, list[str]]:
+    """Return the data set of a task and the options in its file."""
     from lit_probattn.configs import read_yaml
 
-    data = read_yaml(named_files("task")[words[1]]).get("data")
+    data = read_yaml(named_files("task")[task]).get("data")
     if not isinstance(data, dict) or not isinstance(data.get("class_path"), str):
-        raise ConfigError(f"task {words[1]}: its file sets no data.class_path")
+        raise ConfigError(f"task {task}: its file sets no data.class_path")
     names = {class_name: name for name, (_, class_name) in REGISTRY.items()}
     package, *_, class_name = data["class_path"].split(".")
     if package != "datamodules" or class_name not in names:
-        raise ConfigError(f"task {words[1]}: {data['class_path']} is not a registered data set")
+        raise ConfigError(f"task {task}: {data['class_path']} is not a registered data set")
     options = data.get("init_args") or {}
-    written = [f"--{name}={_text(value)}" for name, value in options.items()]
-    return [words[0], names[class_name], *written, *words[2:]]
+    return names[class_name], [f"--{name}={_text(value)}" for name, value in options.items()]
 
 
 def _text(value: object) -> str:

@@ -18,7 +18,7 @@ def _cache(monkeypatch, tmp_path):
 
 def test_a_task_is_its_data_set_with_the_options_of_its_file(monkeypatch):
     given = []
-    monkeypatch.setattr(data, "data_main", lambda words: given.append(words) or 0)
+    monkeypatch.setattr(data, "data_main", lambda words, options_of: given.append(words) or 0)
     assert main(["data", "check", "tiny/lra_listops", "--batch_size", "3"]) == 0
     own = read_yaml(CONFIGS / "tasks/tiny/lra_listops.yaml")["data"]["init_args"]
     (words,) = given
@@ -41,6 +41,26 @@ def test_check_takes_the_name_of_a_task(tmp_path, capsys):
     sizes = [line for line in shown.splitlines() if " texts, lengths" in line]
     assert len(sizes) == 3
     assert set(sizes) <= set(capsys.readouterr().out.splitlines())
+
+
+@pytest.mark.parametrize("words", [["PATH"], ["own_texts", "--path", "PATH"]])
+def test_own_data_are_checked_with_the_settings_of_the_recommended_fit(words, tmp_path, capsys):
+    path = str(write_reviews(tmp_path / "mine.csv"))
+    words = [path if word == "PATH" else word for word in words]
+    assert main(["data", "check", *words]) == 0
+    shown = capsys.readouterr().out
+    own = read_yaml(CONFIGS / "tasks/own_texts.yaml")["data"]["init_args"]
+    assert f"max_seq_len {own['max_length']}\n" in shown
+    assert f" at batch_size {own['batch_size']}\n" in shown
+    assert f"\ntokens: {own['tokens']}, " in shown
+    recommended = f"fit --task own_texts --attention smgk --data.path {path}"
+    assert shown.endswith(f"train on it: lit-probattn {recommended}\n" if len(words) == 1 else "")
+    assert main(["data", "check", *words, "--tokens", "bytes", "--batch_size=4"]) == 0
+    shown = capsys.readouterr().out
+    assert " at batch_size 4\n" in shown
+    assert "\ntokens: bytes, " in shown
+    more = " --data.tokens bytes --data.batch_size=4\n"
+    assert shown.endswith(recommended + more if len(words) == 1 else "")
 
 
 def test_what_is_neither_a_task_nor_a_data_set_is_one_line(capsys):
