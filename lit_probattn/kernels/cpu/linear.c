@@ -28,18 +28,19 @@ enum { NONE, ELU, RELU };
 /* `_Call` in linear.py mirrors it.  Strides count elements; the last dimension is dense. */
 typedef struct {
     int64_t batch, heads, groups, rows, cols, size, value_size, components, causal, divides, row_map, col_map;
+    int64_t prior_cols; /* entries of a prior: one per key, or 1 */
     double eps, factor;
     const real *query, *key, *value, *prior, *keep;
-    int64_t query_strides[3], key_strides[4], value_strides[3], prior_strides[3], keep_strides[3];
+    int64_t query_strides[3], key_strides[4], value_strides[3], keep_strides[3];
     const uint8_t *key_mask;
-    int64_t key_stride;
+    int64_t key_mask_strides[1];
     real *out, *inverse, *states; /* `inverse` and `states` are null if there is no backward pass */
     int64_t out_strides[3];
     const real *grad_out;
     int64_t grad_strides[3];
     real *grad_query, *grad_key, *grad_value; /* null if not needed */
     int64_t grad_query_strides[3], grad_key_strides[4], grad_value_strides[3];
-    double *grad_prior; /* (batch, heads, components, cols or 1) */
+    double *grad_prior; /* (batch, heads, components, prior_cols) */
 } Call;
 
 /* Buffers of one job; `full` and `wide` are the sizes of features and values, multiples of 16. */
@@ -229,11 +230,10 @@ static void put_slopes(const Room *m, int map, real *to, long stride, const real
     }
 }
 
-INLINE int is_real(const Call *f, int64_t b, int64_t j) { return !f->key_mask || f->key_mask[b * f->key_stride + j]; }
+INLINE int is_real(const Call *f, int64_t b, int64_t j) { return !f->key_mask || f->key_mask[b * f->key_mask_strides[0] + j]; }
 
 INLINE real share(const Call *f, int64_t h, int64_t r, int64_t j) {
-    const int64_t *s = f->prior_strides;
-    return f->prior[h * s[0] + r * s[1] + j * s[2]];
+    return f->prior[(h * f->components + r) * f->prior_cols + (f->prior_cols > 1 ? j : 0)];
 }
 
 /* Features and values of the keys from j on; zeros for masked ones. */
@@ -386,11 +386,10 @@ int NAMED(linear_forward)(const Call *f, int64_t b, int64_t from, int64_t to) {
 static void put_keys(const Room *m, const Call *f, int64_t b, int64_t h, int64_t j, int count) {
     const int64_t *ks = f->grad_key_strides, *vs = f->grad_value_strides, *ps = f->keep_strides;
     const long full = m->full;
-    const int per_position = f->prior && f->prior_strides[2] != 0;
     for (int n = 0; n < count && !f->prior; n++)
         if (!is_real(f, b, j + n)) memset(m->grad_f + n * full, 0, sizeof(real) * (size_t)full);
     for (int64_t r = 0; r < f->components && f->prior; r++) {
-        double *to = f->grad_prior ? f->grad_prior + ((b * f->heads + h) * f->components + r) * (per_position ? f->cols : 1) : 0;
+        double *to = f->grad_prior ? f->grad_prior + ((b * f->heads + h) * f->components + r) * f->prior_cols : 0;
         for (int n = 0; n < count; n++) {
             const vec prior = all(is_real(f, b, j + n) ? share(f, h, r, j + n) : 0);
             vec sum = all(0);
@@ -399,7 +398,7 @@ static void put_keys(const Room *m, const Call *f, int64_t b, int64_t h, int64_t
                 sum += grad * load(m->phi[r] + n * full + e);
                 store(m->out + n * full + e, prior * grad);
             }
-            if (to) to[per_position ? j + n : 0] += (double)added(sum);
+            if (to) to[f->prior_cols > 1 ? j + n : 0] += (double)added(sum);
         }
         if (f->grad_key)
             put_slopes(m, (int)f->col_map, f->grad_key + b * ks[0] + h * ks[1] + r * ks[2] + j * ks[3], ks[3], m->out, m->phi[r], count, f->size);

@@ -14,11 +14,10 @@ from lit_probattn.base.memory import only_shapes
 from lit_probattn.kernels.cpu.jobs import run_jobs
 from lit_probattn.kernels.cpu.library import load
 from lit_probattn.kernels.cpu.structure import (
-    dense_rows,
+    Block,
     differentiable,
     numbers,
     pointers,
-    put,
     reals,
     strides,
 )
@@ -76,17 +75,17 @@ class LinearInputs(NamedTuple):
     factor: float
 
 
-class _Call(ctypes.Structure):
+class _Call(Block):
     """Mirror of `Call` in linear.c."""
 
-    _fields_ = [
+    _fields_ = (
         *numbers("batch heads groups rows cols size value_size components causal divides"),
-        *numbers("row_map col_map"),
+        *numbers("row_map col_map prior_cols"),
         *reals("eps factor"),
         *pointers("query key value prior keep"),
-        *strides("query:3 key:4 value:3 prior:3 keep:3"),
+        *strides("query:3 key:4 value:3 keep:3"),
         *pointers("key_mask"),
-        *numbers("key_stride"),
+        *strides("key_mask:1"),
         *pointers("out inverse states"),
         *strides("out:3"),
         *pointers("grad_out"),
@@ -94,7 +93,7 @@ class _Call(ctypes.Structure):
         *pointers("grad_query grad_key grad_value"),
         *strides("grad_query:3 grad_key:4 grad_value:3"),
         *pointers("grad_prior"),
-    ]
+    )
 
 
 def linear_by_chunks(call: LinearInputs) -> Tensor:
@@ -142,31 +141,19 @@ def _new_outputs(call: LinearInputs) -> tuple[Tensor, Tensor]:
     return out, call.value.new_empty(batch * heads * rows + states)
 
 
-def _describe(call: LinearInputs, out: Tensor, kept: Tensor) -> tuple[_Call, list[Tensor]]:
-    """Describe a call; the returned tensors must stay alive."""
+def _describe(call: LinearInputs, out: Tensor, kept: Tensor) -> _Call:
     (batch, heads, rows, size), (sources, components, cols) = call.query.shape, call.key.shape[1:4]
     sizes = (batch, sources, heads // sources, rows, cols, size, call.value.shape[-1], components)
     block = _Call(*sizes, call.is_causal, call.divides, call.row_map, call.col_map)
     block.eps, block.factor = call.eps, call.factor
-    alive = [out, kept]
-    for name in ("query", "key", "value"):
-        alive.append(dense_rows(getattr(call, name)))
-        put(block, name, alive[-1])
-    if call.prior is not None:
-        # linear.c sums the gradient over positions if the stride along them is 0, which it would
-        # also be for an expanded prior of L entries.
-        alive.append(call.prior.contiguous())
-        put(block, "prior", alive[-1])
-    put(block, "keep", call.keep)
-    if call.key_mask is not None:
-        alive.append(dense_rows(call.key_mask))
-        put(block, "key_mask", alive[-1])
-        block.key_stride = alive[-1].stride(0) if batch > 1 else 0
-    put(block, "out", out)
+    block.prior_cols = 0 if call.prior is None else call.prior.shape[2]
+    for name in ("query", "key", "value", "prior", "key_mask", "keep"):
+        block.read(name, getattr(call, name))
+    block.put("out", out)
     if kept.numel():
-        block.inverse = kept.data_ptr()
-        block.states = block.inverse + batch * heads * rows * kept.element_size()
-    return block, alive
+        block.put("inverse", kept)
+        block.put("states", kept[batch * heads * rows :])
+    return block
 
 
 def _jobs(call: LinearInputs) -> list[tuple[int, int, int]]:
@@ -197,9 +184,7 @@ def _forward(call: LinearInputs, keeps: bool = True) -> tuple[Tensor, Tensor]:
     kept = kept if keeps else kept.new_empty(0)
     if only_shapes(out) or not out.numel():
         return out, kept
-    block, alive = _describe(call, out, kept)
-    _run("forward", call, block)
-    del alive
+    _run("forward", call, _describe(call, out, kept))
     return out, kept
 
 
@@ -216,20 +201,18 @@ def _backward(
         for name in wanted:
             grads[name].zero_()
         return made
-    grad = dense_rows(grad)
-    block, alive = _describe(call, out, kept)
-    put(block, "grad_out", grad)
+    block = _describe(call, out, kept)
+    block.read("grad_out", grad)
     shares: Any = None
     for name in wanted:
         if name == "prior":
             shares = kept.new_zeros(len(call.query), *grads[name].shape, dtype=torch.float64)
-            put(block, "grad_prior", shares)
+            block.put("grad_prior", shares)
         else:
-            put(block, f"grad_{name}", grads[name])
+            block.put(f"grad_{name}", grads[name])
     _run("backward", call, block)
     if shares is not None:
         grads["prior"].copy_(shares.sum(0))
-    del alive
     return made
 
 

@@ -36,20 +36,30 @@ def strides(names: str) -> list[tuple[str, Any]]:
     return found
 
 
-def dense_rows(tensor: Tensor) -> Tensor:
-    """Return a tensor whose last dimension is dense."""
-    return tensor if tensor.shape[-1] == 1 or tensor.stride(-1) == 1 else tensor.contiguous()
+class Block(ctypes.Structure):
+    """Description of a call that C code reads; keeps the tensors whose addresses it contains."""
 
+    def __init__(self, *args: Any, **fields: Any) -> None:
+        super().__init__(*args, **fields)
+        self.tensors: list[Tensor] = []
 
-def put(block: ctypes.Structure, name: str, tensor: Tensor | None) -> None:
-    """Set the address of a tensor, and its strides if the C code reads them."""
-    if tensor is None:
-        return
-    setattr(block, name, tensor.data_ptr())
-    found = getattr(block, f"{name}_strides", None)
-    if found is not None:
-        steps = zip(tensor.shape, tensor.stride(), strict=True)
-        found[:] = [0 if n == 1 else s for n, s in steps][: len(found)]
+    def put(self, name: str, tensor: Tensor) -> None:
+        """Set the address of a tensor, and its strides if C code reads them."""
+        self.tensors.append(tensor)
+        setattr(self, name, tensor.data_ptr())
+        found = getattr(self, f"{name}_strides", None)
+        if found is not None:
+            steps = zip(tensor.shape, tensor.stride(), strict=True)
+            found[:] = [0 if n == 1 else s for n, s in steps][: len(found)]
+
+    def read(self, name: str, tensor: Tensor | None) -> None:
+        """Put an input, copied if dimensions whose strides C code does not read are not dense."""
+        if tensor is None:
+            return
+        num_strides = len(getattr(self, f"{name}_strides", ()))
+        is_row = num_strides == tensor.dim() - 1 and tensor.stride(-1) == 1
+        dense = num_strides == tensor.dim() or is_row
+        self.put(name, tensor if dense else tensor.contiguous())
 
 
 def differentiable(

@@ -49,7 +49,7 @@ typedef struct {
     const real *bias;
     int64_t bias_strides[4];
     const uint8_t *key_mask;
-    int64_t key_stride;
+    int64_t key_mask_strides[1];
     const uint8_t *pair_mask;
     int64_t pair_strides[4], causal;
     const int64_t *draw; /* two words of the key, then one per sample */
@@ -335,7 +335,7 @@ static int room_make(Room *m, const Call *f, int backward, size_t heads) {
 /* Column terms of a head for the keys [from, to), -inf for masked keys and after the last; the last real key. */
 static void columns(Room *m, const Call *f, int64_t b, int64_t h, int64_t from, int64_t until) {
     const int64_t L = f->cols, K = f->common ? 1 : f->components, stop = until < L ? until : L;
-    const uint8_t *real_keys = f->key_mask ? f->key_mask + b * f->key_stride : 0;
+    const uint8_t *real_keys = f->key_mask ? f->key_mask + b * f->key_mask_strides[0] : 0;
     m->length = L;
     while (real_keys && m->length > 0 && !real_keys[m->length - 1]) m->length--;
     for (int64_t r = 0; r < K; r++) {

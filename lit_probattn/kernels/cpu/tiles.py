@@ -19,11 +19,10 @@ from lit_probattn.base.memory import only_shapes
 from lit_probattn.kernels.cpu.jobs import run_jobs
 from lit_probattn.kernels.cpu.library import load
 from lit_probattn.kernels.cpu.structure import (
-    dense_rows,
+    Block,
     differentiable,
     numbers,
     pointers,
-    put,
     reals,
     strides,
 )
@@ -115,10 +114,10 @@ class Inputs(NamedTuple):
         return [*sizes, self.components, kind]
 
 
-class _Call(ctypes.Structure):
+class _Call(Block):
     """Mirror of `Call` in tiles.c."""
 
-    _fields_ = [
+    _fields_ = (
         *numbers(f"{' '.join(_SIZES)} common low key_heads value_heads col_heads"),
         *reals("scale"),
         *pointers("query key value coef row col"),
@@ -126,7 +125,7 @@ class _Call(ctypes.Structure):
         *pointers("bias"),
         *strides("bias:4"),
         *pointers("key_mask"),
-        *numbers("key_stride"),
+        *strides("key_mask:1"),
         *pointers("pair_mask"),
         *strides("pair_mask:4"),
         *numbers("causal"),
@@ -141,7 +140,7 @@ class _Call(ctypes.Structure):
         *pointers("grad_query grad_key grad_value grad_row grad_col grad_bias"),
         *strides("grad_query:3 grad_key:4 grad_value:3 grad_bias:4"),
         *pointers("grad_coef grad_noise_scale grad_first grad_first_bias grad_second"),
-    ]
+    )
 
 
 def _check(call: Inputs) -> None:
@@ -162,8 +161,7 @@ def _check(call: Inputs) -> None:
             )
 
 
-def _describe(call: Inputs, out: Tensor, sums: Tensor) -> tuple[_Call, list[Tensor | None]]:
-    """Describe a call; the returned tensors must stay alive."""
+def _describe(call: Inputs, out: Tensor, sums: Tensor) -> _Call:
     block = _Call(**dict(zip(_SIZES, call.sizes(), strict=True)), common=call.common, low=call.low)
     block.key_heads, block.value_heads = call.key.shape[1], call.value.shape[1]
     block.col_heads = 1 if call.col is None else call.col.shape[1]
@@ -171,25 +169,12 @@ def _describe(call: Inputs, out: Tensor, sums: Tensor) -> tuple[_Call, list[Tens
     block.threshold, block.first_row = call.threshold, call.first_row
     block.unit_noise, block.degree = call.unit_noise, call.degree
     block.hidden = 0 if call.first is None else call.first.shape[0]
-    alive: list[Tensor | None] = [out, sums]
-    for name in ("query", "key", "value"):
-        alive.append(dense_rows(getattr(call, name)))
-        put(block, name, alive[-1])
-    for name in ("coef", "row", "col", "noise_scale", "first", "first_bias", "second"):
-        tensor = getattr(call, name)
-        alive.append(None if tensor is None else tensor.contiguous())
-        put(block, name, alive[-1])
-    for name in ("draw", "noise"):
-        put(block, name, getattr(call, name))
-    put(block, "bias", call.bias)
-    put(block, "pair_mask", call.pair_mask)
-    if call.key_mask is not None:
-        alive.append(dense_rows(call.key_mask))
-        put(block, "key_mask", alive[-1])
-        block.key_stride = alive[-1].stride(0) if call.key_mask.shape[0] > 1 else 0  # type: ignore[union-attr]
-    put(block, "out", out)
-    block.top, block.inverse = sums[0].data_ptr(), sums[1].data_ptr()
-    return block, alive
+    for name in (*_HEADS, *_GRADS[3:], *_MIXING, "key_mask", "pair_mask", "draw", "noise"):
+        block.read(name, getattr(call, name))
+    block.put("out", out)
+    block.put("top", sums[0])
+    block.put("inverse", sums[1])
+    return block
 
 
 def _function(name: str, call: Inputs) -> Any:
@@ -219,14 +204,12 @@ def _forward(call: Inputs, keeps: bool = True) -> tuple[Tensor, Tensor]:
     out, sums = _new_outputs(call)
     if only_shapes(out) or not out.numel():
         return out, sums
-    block, alive = _describe(call, out, sums)
-    function = _function("forward", call)
+    block, function = _describe(call, out, sums), _function("forward", call)
     batch, _, rows, _ = call.query.shape
     items = (batch if call.common else batch * call.heads) * -(-rows // _TALL)
     jobs = min(items, torch.get_num_threads() * (4 if torch.get_num_threads() > 1 else 1))
     stops = [items * n // jobs for n in range(jobs + 1)]
     run_jobs(lambda n: function(ctypes.byref(block), stops[n], stops[n + 1]), range(jobs))
-    del alive
     return out, sums
 
 
@@ -266,9 +249,8 @@ def _backward(
         for name in wanted:
             grads[name].zero_()
         return made
-    grad = dense_rows(grad)
-    block, alive = _describe(call, out, sums)
-    put(block, "grad_out", grad)
+    block = _describe(call, out, sums)
+    block.read("grad_out", grad)
     jobs, slots = _jobs(call)
     parts: dict[str, Tensor] = {}
     for name in wanted:
@@ -281,7 +263,7 @@ def _backward(
             place = parts[name] = place.new_zeros(*owners, *own, dtype=torch.float64)
         elif name not in ("key", "value", "col") or call.key_mask is not None:
             place.zero_()  # added to, or unchanged for keys after the last real key
-        put(block, f"grad_{name}", place[0] if name == "query" and name in parts else place)
+        block.put(f"grad_{name}", place[0] if name == "query" and name in parts else place)
         if name == "bias":
             grads[name] = place
     function = _function("backward", call)
@@ -293,7 +275,6 @@ def _backward(
             grads[name].copy_(part.sum((0, 1)))
     if "row" in wanted:
         _take_out_rest(grads["row"])
-    del alive
     return made
 
 
