@@ -18,8 +18,6 @@ void keep_block(uint8_t *kept, const int64_t *samples, int64_t batch, int64_t he
                 }
 }
 
-INLINE vec chosen(vint where, vec a, vec b) { return (vec)(((vint)a & where) | ((vint)b & ~where)); }
-
 /* Low halves as numbers, to which `more` is added: exact, by the last bits of 2^52. */
 INLINE vec number(words x, double more) { return (vec)((x & 0xFFFFFFFF) | 0x4330000000000000) - all(0x1p52 - more); }
 

@@ -19,9 +19,6 @@
 #define TINY ((real)(sizeof(real) == 8 ? 2.2250738585072014e-308 : 1.1754943508222875e-38))
 #define FAINT ((real)(sizeof(real) == 8 ? 1.4916681462400413e-154 : 1.0842021724855044e-19))
 
-#define MOST 16 /* components */
-#define TALL 48
-#define AHEAD 8 /* rows */
 #define STEP 12 /* a multiple of DOWN, and of 4 */
 enum { NONE, ELU, RELU };
 
@@ -144,8 +141,6 @@ static void transpose(const real *from, long stride, real *to, long to_stride, l
 }
 
 /* ---- chunks -------------------------------------------------------------------------------------------------------------- */
-
-INLINE vec chosen(vint first, vec a, vec b) { return (vec)(((vint)a & first) | ((vint)b & ~first)); }
 
 /* Features of n vectors, n at most 4. */
 INLINE void mapped(int map, int n, vec *x) {

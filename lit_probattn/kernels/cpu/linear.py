@@ -25,8 +25,8 @@ from lit_probattn.kernels.operator import define_operators, new_gradients
 
 FeatureMap = Literal["none", "elu", "relu"]
 MAPS = ("none", "elu", "relu")
-# Components: a constant in linear.c, like the positions of a chunk and the multiple to which sizes
-# are rounded up.
+# Components: a constant in vectors.h, like the positions of a chunk. Sizes are rounded up to the
+# multiple.
 MOST = 16
 _TALL, _MULTIPLE = 48, 16
 # Entries of the states of a job.

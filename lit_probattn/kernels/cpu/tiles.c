@@ -25,15 +25,12 @@
 #include "keep.h"
 #include <stdlib.h>
 
-#define MOST 16 /* components, maps, hidden units */
-#define TALL 48
 #define WIDE 128
 #define STRIDE (WIDE + 16) /* rows of maps; and of LONG elements of queries */
 #define LONG 128
 #define PANEL (ACROSS * VL)
 #define SLACK ((real)8)
 #define FAR ((real)40) /* largest difference of components for one exponential */
-#define AHEAD 8 /* rows that are prefetched */
 #define MANY 4 /* vectors at once, of scores that take one exponential */
 #define FLOOR ((real)1e-12) /* added to squares before their logarithm */
 enum { SOFT, HARD, SUM, LAYERS, POWER };

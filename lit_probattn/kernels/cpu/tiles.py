@@ -30,7 +30,7 @@ from lit_probattn.kernels.operator import define_operators, new_gradients
 
 Reduction = Literal["soft", "hard", "sum", "layers", "power"]
 KINDS = ("soft", "hard", "sum", "layers", "power")
-# Components, maps, hidden units, and heads with layers: a constant in tiles.c.
+# Components, maps, hidden units, and heads with layers: a constant in vectors.h, like `_TALL`.
 MOST = 16
 _TALL, _WIDE = 48, 128
 

@@ -48,6 +48,10 @@
 #define ACROSS 2
 #endif
 
+#define MOST 16 /* components, maps, hidden units */
+#define TALL 48 /* rows of a tile, positions of a chunk */
+#define AHEAD 8 /* rows that are prefetched */
+
 /* NAMED(f): the exported function f of this precision. */
 #ifdef DOUBLE
 typedef double real;
@@ -71,6 +75,9 @@ INLINE vec load(const real *p) { return *(const vec_anywhere *)p; }
 INLINE void store(real *p, vec x) { *(vec_anywhere *)p = x; }
 INLINE vec all(real x) { return x - (vec){0}; } /* x + 0 would be an addition, because of -0 */
 
+/* a where `first` is -1, b where it is 0. */
+INLINE vec chosen(vint first, vec a, vec b) { return (vec)(((vint)a & first) | ((vint)b & ~first)); }
+
 /* b if a is NaN, except on NEON. */
 INLINE vec larger(vec a, vec b) {
 #if BYTES == 64 && defined(DOUBLE)
@@ -84,8 +91,7 @@ INLINE vec larger(vec a, vec b) {
 #elif defined(__aarch64__) && !defined(DOUBLE)
     return (vec)vmaxq_f32((float32x4_t)a, (float32x4_t)b);
 #else
-    const vint first = (vint)(a > b);
-    return (vec)(((vint)a & first) | ((vint)b & ~first));
+    return chosen((vint)(a > b), a, b);
 #endif
 }
 
