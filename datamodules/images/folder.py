@@ -141,10 +141,6 @@ class ImageFolder(NewSamples, AtPath, Divided, ImageNet):
         self._folders  # noqa: B018
         return dict(self._hashes)
 
-    def prepare_data(self) -> None:
-        """List and split the images before training starts."""
-        self._folders  # noqa: B018
-
     def size_lines(self) -> Iterator[str]:
         """Yield lines about the splits and image sizes, and three samples."""
         splits: dict[str, Any] = self.splits

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
@@ -28,7 +27,7 @@ from lit_probattn.base.arguments import (
     checks_arguments,
 )
 from lit_probattn.base.errors import DamagedError, DataError
-from lit_probattn.base.files import digest, replace_text
+from lit_probattn.base.files import digest
 
 __all__ = ["ImageNet"]
 
@@ -48,8 +47,8 @@ class ImageNet(ClassMap, DataModule):
     Files are `train/<wnid>/*.JPEG` and `val/<wnid>/*.JPEG` in data_dir or its folder `imagenet`; or
     all validation images in `val` itself, with the ground-truth file of the development kit.
     Classes are numbered in the order of their folder names. The map from numbers to names is stored
-    in every checkpoint, and a checkpoint with another map is rejected; `prepare` writes it to
-    cache_dir. The published test images have no labels: test is the validation folder.
+    in every checkpoint, and a checkpoint with another map is rejected. The published test images
+    have no labels: test is the validation folder.
 
     The augmentation of an image is a function of (seed, epoch, sample), and the mixing of a batch
     of (seed, step): see `datamodules.images.samples` and `datamodules.images.batches`.
@@ -143,7 +142,10 @@ class ImageNet(ClassMap, DataModule):
     @property
     def provenance(self) -> dict[str, Any]:
         """Data settings that are stored with a result; plain JSON values."""
-        return {"classes_sha256": self._digest(), "held_out_per_class": self.held_out_per_class}
+        return {
+            "classes_sha256": digest("\n".join(self.classes)),
+            "held_out_per_class": self.held_out_per_class,
+        }
 
     @property
     def source_hashes(self) -> dict[str, str]:
@@ -188,19 +190,8 @@ class ImageNet(ClassMap, DataModule):
     # ---- splits --------------------------------------------------------------------------------
 
     def prepare_data(self) -> None:
-        """Check the folders before training starts, and write the class map to cache_dir."""
-        text = json.dumps(dict(enumerate(self.classes)), indent=0) + "\n"
-        path = self.cache_dir / f"imagenet-classes-{self._digest()[:12]}.json"
-        if path.is_file() and path.read_text(encoding="utf-8") == text:
-            return
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            replace_text(path, text, durable=True)
-        except OSError as error:
-            raise DataError(
-                f"cannot write the class map {path}: {error.strerror}; set cache_dir (or "
-                "LIT_PROBATTN_CACHE) to a writable folder"
-            ) from error
+        """List the images and check the folders before training starts."""
+        self._folders  # noqa: B018
 
     def load_splits(self) -> dict[str, Split]:
         """Open the splits."""
@@ -265,9 +256,6 @@ class ImageNet(ClassMap, DataModule):
             return self.held_out_per_class
 
         return choose_per_class(files.targets, len(files.classes), 0, count)
-
-    def _digest(self) -> str:
-        return digest("\n".join(self.classes))
 
     def _loader(
         self,
