@@ -31,7 +31,6 @@ class TsHeader:
     Args:
         classes: Class labels, in the order of the header.
         equal_length: Whether all series have the same length; true by default.
-        num_lines: Number of lines before the data.
     """
 
     classes: list[str] = field(default_factory=list)
@@ -39,7 +38,6 @@ class TsHeader:
     length: int | None = None
     missing: bool = False
     equal_length: bool = True
-    num_lines: int = 0
 
 
 class _Location:
@@ -87,7 +85,6 @@ def _read_header(file: TextIO, location: _Location) -> TsHeader:
                 raise location.error(
                     f"@data must be alone on its line, received {_shortened(text)}"
                 )
-            header.num_lines = location.line
             if not header.classes:
                 raise location.error("@data without @classLabel: the classes are not declared")
             if not header.equal_length:
@@ -192,7 +189,6 @@ def read_ts(path: Path) -> TsFile:
         location.line = _line_of_wrong_byte(path)
         raise location.error(f"not UTF-8 text ({error.reason})") from None
     if not found.series:
-        location.line = header.num_lines
         raise location.error("no series after @data")
     return replace(found, header=header)
 
