@@ -15,7 +15,6 @@ __all__ = ["KINDS", "kind_of"]
 # Kind on the command line -> name in the registry.
 KINDS = {"texts": "own_texts", "text": "own_text", "series": "own_series"}
 KINDS["images"], KINDS["translation"] = "own_images", "translation"
-_IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".webp")
 _SERIES = (".ts", ".npz")
 _LANGUAGE = re.compile(r"train\.(?!ts|md)[a-z]{2}")
 
@@ -37,18 +36,19 @@ def kind_of(path: str, given: str | None = None) -> str:
         return given
     if is_archive(place) or _is_parallel(place):
         return "translation"
+    from datamodules.images.files import SUFFIXES as IMAGES  # imports NumPy
+    from datamodules.text.running import SUFFIXES as TEXTS
+
     found = [place] if place.is_file() else sorted(p for p in place.rglob("*.*") if p.is_file())
     for file in found:
         suffix = file.suffix.lower()
         if suffix in _SERIES:
             return "series"
-        if suffix in _IMAGES:
+        if suffix in IMAGES:
             return "images"
         if suffix in TABLES:
             return _kind_of_table(file)
-    from datamodules.text.running import SUFFIXES
-
-    if any(file.suffix.lower() in SUFFIXES for file in found):
+    if any(file.suffix.lower() in TEXTS for file in found):
         return "text"
     raise DataError(f"{path}: unknown type of data; add --kind {{{','.join(KINDS)}}}")
 
