@@ -201,6 +201,13 @@ def _arrays(**arrays: object) -> Callable[[Path], str]:
     return data_error(read)
 
 
+def _other_features(folder: Path) -> None:
+    for name, feature in (("train", "left"), ("test", "right")):
+        rows = "".join(f"{name}{i},{t},{i}{t},{'ab'[i % 2]}\n" for i in range(9) for t in range(2))
+        (folder / f"{name}.csv").write_text(f"id,time,{feature},label\n{rows}")
+    OwnSeries(path=str(folder)).setup()
+
+
 def _series_cases() -> Iterator[Case]:
     case = partial(Case, "Own series (CSV, NumPy)")
     long = "id,time,value,label\n"
@@ -211,6 +218,12 @@ def _series_cases() -> Iterator[Case]:
     yield case("a time twice", series(long + "s,0,1,a\ns,0,2,a\n"))
     yield case("an id column that is not there", series(long + "s,0,1,a\n", id_column="ids"))
     yield case("no value column", series("id,time,label\ns,0,a\ns,1,a\n"))
+    yield case("a row without an id", series(long + "s,0,1,a\n,1,2,a\n"))
+    yield case("a column without a name", series(",time,id,value,label\n0,0,s,1,a\n1,1,s,2,a\n"))
+    yield case("a time, but no id", series("time,value,label\n0,1,a\n1,2,b\n"))
+    yield case("other features in the test file", data_error(_other_features))
+    columns = series(GOOD, "mine.ts", label_column="label")
+    yield case("a column of a `.ts` file", columns)
     yield case("arrays of other names", _arrays(data=np.zeros((4, 3)), label=np.arange(4)))
     yield case("fewer labels than series", _arrays(x=np.zeros((4, 3)), y=np.arange(3)))
     yield case("a damaged `.npz`", series("PK", "mine.npz"))
@@ -236,6 +249,14 @@ def pictures(*names: str, again: str = "", broken: str = "") -> Callable[[Path],
     return data_error(read)
 
 
+def _empty_split(folder: Path) -> None:
+    for name in ("cat", "dog"):
+        (folder / "val" / name).mkdir(parents=True)
+        (folder / "train" / name).mkdir(parents=True)
+        Image.new("RGB", (9, 9)).save(folder / "train" / name / "1.png")
+    ImageFolder(path=str(folder)).setup()
+
+
 def _pictures_cases() -> Iterator[Case]:
     case = partial(Case, "Own pictures (folders)")
     some = [f"{c}/{i}.png" for c in ("cat", "dog") for i in range(9)]
@@ -245,6 +266,7 @@ def _pictures_cases() -> Iterator[Case]:
     yield case("two pictures", pictures("cat/1.png", "dog/1.png"))
     yield case("a picture that is none", pictures(*some, broken="dog/5.png"))
     yield case("an unknown class in a split", pictures(*three, "val/newt/1.png"))
+    yield case("a split without pictures", data_error(_empty_split))
     yield case("a picture in two splits", pictures(*three, again="val/dog/7.png"))
 
 
