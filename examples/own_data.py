@@ -1,14 +1,14 @@
 """Inspect your own table of texts and train a classifier on it.
 
-The table is generated here; replace it by yours. The same on the command line:
+The table is generated unless there is a file `reviews.csv`. The same on the command line:
 
-    lit-probattn data check reviews.csv --tokens words
-    lit-probattn fit --task own_texts --attention smgk --data.init_args.path reviews.csv
+    lit-probattn data check reviews.csv
+    lit-probattn fit --task own_texts --attention smgk --data.path reviews.csv
 """
 
-import csv
 import random
 from functools import partial
+from pathlib import Path
 
 import lightning.pytorch as pl
 
@@ -19,12 +19,11 @@ from lit_probattn.tasks import SequenceClassifier
 
 random.seed(0)
 words = {"good": ["great", "lovely", "fine"], "bad": ["awful", "dull", "poor"]}
-with open("reviews.csv", "w", newline="") as file:
-    table = csv.writer(file)
-    table.writerow(["review", "sentiment"])
-    for number in range(300):
-        label = random.choice(list(words))
-        table.writerow([f"film {number} was {random.choice(words[label])} to see", label])
+if not Path("reviews.csv").exists():
+    labels = random.choices(list(words), k=300)
+    texts = (f"film {n} was {random.choice(words[label])} to see" for n, label in enumerate(labels))
+    rows = map(",".join, zip(texts, labels, strict=True))
+    Path("reviews.csv").write_text("\n".join(["review,sentiment", *rows]))
 
 data = LabelledTexts(path="reviews.csv", tokens="words", max_length=32, batch_size=16)
 data.prepare_data()

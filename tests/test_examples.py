@@ -86,7 +86,7 @@ def test_swap_timm(short, tmp_path):
     assert f"{depth} of {depth} attention layers are now mgk" in shown
     errors = [float(found) for found in re.findall(r"squared error ([0-9.]+)", shown)]
     assert len(errors) == (1 if short else 3)
-    assert short or errors[2] < errors[0] / 2
+    assert short or errors[2] < errors[1] < errors[0] / 2
     assert shown.endswith("loaded again, equal: True\n")
 
 
@@ -131,7 +131,14 @@ def test_after_the_scores(tmp_path):
 
 
 def test_own_data(short, tmp_path):
+    path = tmp_path / "reviews.csv"
+    rows = [
+        f"{'a fine' if number % 2 else 'a dull'} film {number},{number % 2}" for number in range(99)
+    ]
+    if short:  # the user's table
+        path.write_text("\n".join(["review,sentiment", *rows]), encoding="utf-8")
     shown = run("own_data.py", tmp_path, short=short)
+    assert len(path.read_text(encoding="utf-8").splitlines()) == (100 if short else 301)
     assert "reviews.csv: texts from column 'review', labels from 'sentiment'" in shown
     accuracy = re.search(r"^accuracy on the test split: (\S+)$", shown, re.M)
     assert accuracy
