@@ -17,7 +17,7 @@ import sysconfig
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -110,6 +110,9 @@ class _Guard:
         finders = (finder for finder in sys.meta_path if finder is not self)
         found = (finder.find_spec(name, path, target) for finder in finders)
         spec = next((spec for spec in found if spec is not None), None)
+        if spec is None:  # the installed program does not search the working folder
+            spec = PathFinder.find_spec(name, [os.getcwd()])
+            spec = spec if spec is not None and spec.has_location else None  # not any folder
         place = None if spec is None else _place(spec)
         if place is not None and not _is_installed(name, place):
             raise RefusedCodeError(

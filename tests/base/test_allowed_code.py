@@ -56,8 +56,12 @@ listed_once = pytest.mark.usefixtures("_distributions_are_listed_once")
 
 
 @listed_once
+@pytest.mark.parametrize("on_path", [True, False])
 @pytest.mark.parametrize("door", DOORS)
-def test_a_module_in_the_working_folder_is_not_imported(folder, door):
+def test_a_module_in_the_working_folder_is_not_imported(folder, door, on_path, monkeypatch):
+    """Nor one that Python would not find there, as in the installed program."""
+    if not on_path:
+        monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(folder))])
     with pytest.raises(ConfigError, match=r"strange.py\) is not .*: add --allow_code strange if"):
         DOORS[door]()
     assert not (folder / "ran").exists()
