@@ -22,15 +22,8 @@ void keep_block(uint8_t *kept, const int64_t *samples, int64_t batch, int64_t he
 INLINE vec number(words x, double more) { return (vec)((x & 0xFFFFFFFF) | 0x4330000000000000) - all(0x1p52 - more); }
 
 INLINE vec root(vec x) {
-#if BYTES == 64
-    return (vec)_mm512_sqrt_pd((__m512d)x);
-#elif BYTES == 32
-    return (vec)_mm256_sqrt_pd((__m256d)x);
-#elif defined(__aarch64__)
-    return (vec)vsqrtq_f64((float64x2_t)x);
-#else
-    return (vec)_mm_sqrt_pd((__m128d)x);
-#endif
+    UNROLL for (int i = 0; i < VL; i++) x[i] = sqrt(x[i]);
+    return x;
 }
 
 /* -2 log(x / 2^32) of n vectors of whole numbers x in [1, 2^32], as in fdlibm: error below one unit in the last place. */
