@@ -38,6 +38,12 @@ def expand(path: str | Path) -> Path:
         raise DataError(f"{path}: that user has no home folder; use an absolute path") from None
 
 
+def missing(path: Path) -> MissingDataError:
+    """Return the error of a path that does not exist; a relative one is named with its folder."""
+    place = "" if path.is_absolute() else f" in {Path.cwd()}"
+    return MissingDataError(f"{path}: no such file or folder{place}")
+
+
 def find_set(
     title: str, folders: Iterable[Path], names: Mapping[str, str]
 ) -> dict[str, Path] | None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from datamodules.core.base import CachedDataModule, DataModule, Split
 from datamodules.core.cache import CacheSpec
-from datamodules.core.files import expand
+from datamodules.core.files import expand, missing
 from datamodules.core.loaders import EvaluationLoader
 from lit_probattn.base.arguments import OnlyWith, checks_arguments
 from lit_probattn.base.errors import DataError, MissingDataError
@@ -44,7 +44,7 @@ class NewSamples(DataModule):
         super().__init__(**kwargs)
         self.new_path: Path | None = None if new_path is None else expand(new_path)
         if self.new_path is not None and not self.new_path.exists():
-            raise MissingDataError(f"new_path: {self.new_path}: no such file or folder")
+            raise MissingDataError(f"new_path: {missing(self.new_path)}")
 
     def new_split(self, path: Path) -> tuple[Split, list[str]]:
         """Return the samples at a path, with the target UNLABELLED for a missing label, and notes.

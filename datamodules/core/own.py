@@ -19,7 +19,7 @@ import numpy as np
 from datamodules.core.base import CachedDataModule, DataModule, Split
 from datamodules.core.cache import Cache, CacheWriter, ensure_cache
 from datamodules.core.division import Divided, check_shares, divide
-from datamodules.core.files import expand
+from datamodules.core.files import expand, missing
 from datamodules.core.new_samples import UNLABELLED, NewSamples, is_labelled, new_spec
 from lit_probattn.base.errors import DataError, MissingDataError
 from lit_probattn.base.files import fingerprint
@@ -139,7 +139,7 @@ class OwnFiles:
 
 def _check_file(file: Path, suffixes: Sequence[str]) -> None:
     if not file.is_file():
-        raise MissingDataError(f"{file}: no such file")
+        raise missing(file)
     if file.suffix.lower() not in suffixes:
         raise DataError(
             f"{file}: expected a file name ending in {', '.join(suffixes)}, received "
@@ -153,7 +153,7 @@ def required_path(path: str) -> Path:
         raise DataError("path is not set; add --data.init_args.path FILE_OR_FOLDER")
     location = expand(path)
     if not location.exists():
-        raise MissingDataError(f"{location}: no such file or folder")
+        raise missing(location)
     return location
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from datamodules.core.base import Split
 from datamodules.core.cache import Cache, CacheWriter, ensure_cache
 from datamodules.core.division import Divided, divide
-from datamodules.core.files import expand
+from datamodules.core.files import expand, missing
 from datamodules.core.new_samples import NewSamples, new_spec
 from datamodules.core.own import (
     SHOWN_SAMPLES,
@@ -173,7 +173,7 @@ class OwnText(NewSamples, AtPath, Divided, TextStream):
 
     def _files(self) -> list[Path]:
         if not self.path.exists():
-            raise MissingDataError(f"{self.path}: no such file or folder")
+            raise missing(self.path)
         if self.path.is_file():
             return [self.path]
         found = sorted(p for p in self.path.rglob("*") if p.suffix.lower() in SUFFIXES)

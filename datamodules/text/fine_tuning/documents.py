@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
+from datamodules.core.files import missing
 from datamodules.core.tables import read_utf8
 from lit_probattn.base.errors import MissingDataError
 
@@ -29,7 +30,7 @@ def files_of(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise MissingDataError(f"{path}: no such file or folder")
+        raise missing(path)
     found = sorted(p for p in path.rglob("*") if p.suffix.lower() in _SUFFIXES and p.is_file())
     found = [file for file in found if not file.name.startswith(".")]
     if not found:

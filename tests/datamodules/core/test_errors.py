@@ -7,6 +7,7 @@ import zipfile
 
 import pytest
 
+from datamodules import LabelledTexts
 from datamodules.text.source import PlainText
 from datamodules.text.wikitext103 import find_release
 from lit_probattn.base.errors import DataError, MissingDataError
@@ -17,6 +18,15 @@ def test_a_message_is_one_line(kind):
     error = kind("größe\n中 文\u2028.txt is damaged")
     assert str(error) == "größe\\n中 文\\u2028.txt is damaged"
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_a_relative_path_is_named_with_the_folder_of_the_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(MissingDataError) as caught:
+        LabelledTexts(path="mine.csv")
+    assert str(caught.value) == f"mine.csv: no such file or folder in {tmp_path}"
+    with pytest.raises(MissingDataError, match=r"^/no/mine.csv: no such file or folder$"):
+        LabelledTexts(path="/no/mine.csv")
 
 
 def test_a_name_inside_an_archive_may_hold_a_line_end(tmp_path):
