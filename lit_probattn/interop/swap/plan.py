@@ -89,11 +89,14 @@ def refuse(refused: Sequence[tuple[str, nn.Module, str]], count: int) -> None:
     """
     if not refused:
         return
-    lines = [f"  {n or '(the model)'} ({type(m).__name__}): {reason}" for n, m, reason in refused]
+    names: dict[str, list[str]] = {}  # by class and reason
+    for name, module, reason in refused:
+        names.setdefault(f"({type(module).__name__}): {reason}", []).append(name or "(the model)")
+    lines = [f"  {', '.join(group)} {reason}" for reason, group in names.items()]
     raise ValueError(
         f"{len(refused)} of {count} attention layers cannot be swapped; the model is unchanged:\n"
         + "\n".join(lines)
-        + "\n`keep` lists names and patterns of layers to leave unchanged"
+        + "\n`keep` of lit_probattn.swap lists names and patterns of layers to leave unchanged"
     )
 
 

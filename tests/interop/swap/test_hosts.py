@@ -205,6 +205,10 @@ def test_keys_that_a_layer_adds_are_refused_where_heads_change():
         error.value
     )
     assert type(model["good"]) is nn.MultiheadAttention
+    threes = nn.ModuleList(nn.MultiheadAttention(24, 3) for _ in range(3))
+    with pytest.raises(ValueError, match="3 of 3 attention layers") as error:
+        lit_probattn.swap(threes, heads=0.5)
+    assert "  0, 1, 2 (MultiheadAttention): 3 key heads cannot be joined" in str(error.value)
     _, report = lit_probattn.swap(model, keep=["bias*", "zeros", "widths"])
     assert [layer.action for layer in report.layers][:2] == ["swapped", "kept: as asked by `keep`"]
     with pytest.raises(ValueError, match="one of our layers"):
