@@ -541,7 +541,7 @@ class Parser(argparse.ArgumentParser):
         own: dict[str, Any] = {"allow_abbrev": False}
         own["formatter_class"] = argparse.RawDescriptionHelpFormatter
         super().__init__(prog, description=description, **own | more)
-        self.given: set[str] = set()  # options among the words parsed so far
+        self.given: set[str] = set()  # names of options among the words, without flags
         for action in (None, "store"):
             self.register("action", action, _Store)
 

@@ -41,7 +41,7 @@ _OF_A_MODEL = ("swap", "heads")
 _OF_BOTH = ("model", "seq_len", "json")
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> Parser:
     """Return the parser."""
     parser = Parser("lit-probattn ask", __doc__)
     add = parser.add_argument
@@ -86,10 +86,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _reject_unused(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+def _reject_unused(parser: Parser, options: argparse.Namespace) -> None:
     """Raise for a flag of the other kind of question: of one layer, or of a model."""
     for name, value in vars(options).items():
-        if name in _OF_BOTH or value == parser.get_default(name):
+        is_given = name in parser.given or value != parser.get_default(name)
+        if name in _OF_BOTH or not is_given:
             continue
         if options.model is not None and name not in _OF_A_MODEL:
             raise ConfigError(f"--model does not support --{name}, which applies to one layer")

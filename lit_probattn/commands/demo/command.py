@@ -29,8 +29,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser("lit-probattn demo", __doc__)
     add = parser.add_argument
     add("--out", type=Path, default=OUT, help=f"folder of the page (default {OUT})")
-    add("--seconds", type=float, default=SECONDS, help=f"training time (default {SECONDS:.0f})")
-    add("--steps", type=int, help="number of training steps instead of --seconds; reproducible")
+    length = parser.add_mutually_exclusive_group().add_argument
+    length("--seconds", type=float, default=SECONDS, help=f"training time (default {SECONDS:.0f})")
+    length("--steps", type=int, help="number of training steps instead of --seconds; reproducible")
     add("--seed", type=int, default=0, help="seed of weights and data (default 0)")
     add("--no-open", action="store_true", help="do not open the page in a browser")
     return parser

@@ -349,8 +349,9 @@ OF_A_LAYER = [
     *(["--embed_dim", "32"], ["--num_heads", "4"], ["--batch", "2"], ["--dropout", "0.2"]),
     *(["--causal"], ["--equal_heads"], ["--device", "h200"], ["--sort", "time"]),
     *(["--attention", "mgk"], ["--use", "mgk"], ["--measured", "a"]),
+    ["--num_heads", "8"],  # the default
 ]
-OF_A_MODEL = [["--heads", "0.25"], ["--swap", "smgk"]]
+OF_A_MODEL = [["--heads", "0.25"], ["--swap", "smgk"], ["--heads", "0.5"], ["--swap", "mgk"]]
 
 
 @pytest.mark.parametrize(

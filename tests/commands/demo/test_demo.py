@@ -226,6 +226,12 @@ def test_bad_flags_are_one_line(words, message, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr() == ("", f"error: {message}\n")
 
 
+def test_steps_and_seconds_exclude_each_other(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["--steps", "1", "--seconds", "9", "--out", str(tmp_path), "--no-open"])
+    assert "--seconds: not allowed with argument --steps" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("shown", [True, False])
 def test_a_browser_opens_only_where_there_is_a_display(shown, monkeypatch, tmp_path):
     opened = []
