@@ -14,12 +14,15 @@ from datamodules import REGISTRY
 from datamodules.__main__ import _make as make_data
 from lit_probattn.analysis.registry import STUDIES
 from lit_probattn.base import allowed_code
+from lit_probattn.commands.ask.command import main as ask
+from lit_probattn.commands.ask.layers import names
 from lit_probattn.reproduce import uea
 from lit_probattn.reproduce.__main__ import make_parser as reproduce_parser
 from lit_probattn.reproduce.head_size.__main__ import make_parser as head_size_parser
 from profiling.cli import make_parser as profiling_parser
 from tests.pages.blocks import commands, is_assignment
 from tests.pages.test_commands import PAGES
+from tests.support.paths import ROOT
 
 
 def parse_study(words: list[str]) -> None:
@@ -81,6 +84,22 @@ def test_commands_parse(page, tmp_path, monkeypatch):
         assert find_spec(module), f"{page}: no module {module}"
         if module in PARSERS and "--help" not in words:
             PARSERS[module](words)
+
+
+def test_rows_of_ask_are_those_that_it_prints(capsys):
+    pytest.importorskip("entmax")
+    page = (ROOT / "docs/choose.md").read_text(encoding="utf-8")
+    assert f"a table of all {len(names())} variants" in page
+    for words in ("--embed_dim 512 --seq_len 4096", "--model timm:vit_small_patch16_224"):
+        block = re.search(
+            rf"^lit-probattn ask ({words}.*)\n```\n(?s:.*?)^```\n(?s:(.*?))^```$", page, re.M
+        )
+        assert block
+        assert ask(block[1].split()) == 0
+        printed = capsys.readouterr().out
+        rows = [line for line in block[2].splitlines() if line != "…"]
+        assert [row for row in rows if f"\n{row}" not in printed] == []
+        assert len(rows) >= 3
 
 
 def test_a_wrong_flag_is_seen(capsys):

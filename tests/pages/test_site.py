@@ -22,6 +22,7 @@ from tests.support.paths import ROOT
 CONFIG = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 PAGES = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
 EQUATION = re.compile(r"^```math\n(.+?)\n```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^):#]+)(?:#[^)]*)?\)")
 FIGURE = re.compile(r"!\[[^\]]*\]\(([^)]+)\)")
 
 
@@ -53,10 +54,10 @@ def test_there_are_at_most_22_pages():
 
 
 @pytest.mark.parametrize("page", sorted(PAGES))
-def test_figures_show_in_the_repository(page):
+def test_figures_and_links_hold_in_the_repository(page):
     path = ROOT / "docs" / page
-    for figure in FIGURE.findall(path.read_text(encoding="utf-8")):
-        assert (path.parent / figure).is_file(), figure
+    for target in LINK.findall(path.read_text(encoding="utf-8")):
+        assert (path.parent / target).is_file(), target
 
 
 def test_every_family_has_equation_figure_and_a_line_that_runs():
