@@ -31,10 +31,10 @@ _WRONG_VALUE = re.compile(
     r"""^Parser key "(\w+)": Expected a (?:<class ')?(.+?)(?:'>)?\. Got value: (.*)$"""
 )
 _PURPOSE = {
-    "prepare": "Build the cache of a data set. Nothing is downloaded.",
+    "prepare": "build the cache of a data set; nothing is downloaded",
     "check": (
-        "Verify the cache of a data set and compare it with the published sizes; the exit status "
-        "is 1 if a release differs from them."
+        "verify the cache of a data set and compare it with the published sizes; the exit status "
+        "is 1 if a release differs from them"
     ),
 }
 
@@ -166,7 +166,7 @@ def _parser(command: str, name: str, data_class: type) -> ArgumentParser:
 
     parser = OneLineParser(
         prog=f"{_PROGRAM} {command} {name}",
-        description=_PURPOSE[command],
+        description=f"{_PURPOSE[command].capitalize()}.",
         allow_abbrev=False,
         default_env=False,
     )
@@ -185,7 +185,7 @@ def _one_of(valid: Iterable[str], given: str, what: str) -> str:
 def _overview() -> str:
     return (
         f"usage: {_PROGRAM} {{{','.join(COMMANDS)}}} NAME [options]\n\n"
-        f"{_PURPOSE['prepare']}\n{_PURPOSE['check']}\n\n"
+        f"prepare: {_PURPOSE['prepare']}\ncheck: {_PURPOSE['check']}\n\n"
         f"NAME: {', '.join(REGISTRY)}\n"
         f"Options of a data set: {_PROGRAM} prepare NAME --help\n"
         f"Your own data: {_PROGRAM} check PATH [--kind {{{','.join(KINDS)}}}] [options]\n"
