@@ -36,6 +36,10 @@ class RefusedCodeError(BaseException):
     """
 
 
+class _NotOnPathError(RefusedCodeError, ModuleNotFoundError):
+    """A module of the working folder, which is not searched; optional imports go on without it."""
+
+
 def allow(module: str) -> None:
     """Allow configurations to name a module, in this process and its child processes."""
     names = [*_allowed(), module]
@@ -110,12 +114,13 @@ class _Guard:
         finders = (finder for finder in sys.meta_path if finder is not self)
         found = (finder.find_spec(name, path, target) for finder in finders)
         spec = next((spec for spec in found if spec is not None), None)
+        kind = RefusedCodeError
         if spec is None:  # the installed program does not search the working folder
-            spec = PathFinder.find_spec(name, [os.getcwd()])
+            spec, kind = PathFinder.find_spec(name, [os.getcwd()]), _NotOnPathError
             spec = spec if spec is not None and spec.has_location else None  # not any folder
         place = None if spec is None else _place(spec)
         if place is not None and not _is_installed(name, place):
-            raise RefusedCodeError(
+            raise kind(
                 f"{name} ({place}) is not an installed package and was not imported: add {FLAG} "
                 f"{name} if you trust its code (in Python: import it before)"
             )

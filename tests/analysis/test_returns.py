@@ -15,6 +15,7 @@ from lit_probattn.rollouts.episodes import Episode
 from lit_probattn.rollouts.facts import EvaluationFacts
 from lit_probattn.rollouts.video import Filmed
 from tests.rollouts.toy import Pendulum, facts
+from tests.support.helpers import with_options
 from tests.support.patching import check_figures
 from tests.support.paths import ROOT
 from tests.support.runs import only_version, run, write_attention
@@ -39,7 +40,7 @@ def _check_figures(monkeypatch):
 
 def study(trained, out, *more):
     words = ["returns", "--checkpoint", str(trained), "--out", str(out), "--device", "cpu"]
-    return main([*words, "--episodes", "2", *more])
+    return main(with_options([*words, "--episodes", "2"], *more))
 
 
 def test_rows_are_the_episodes_of_the_policy(trained, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -134,3 +135,15 @@ def test_every_program_takes_the_flag(folder, capsys):
         assert "--allow_code" in capsys.readouterr().out
         assert os.environ[allowed_code.VARIABLE] == "strange"
         os.environ[allowed_code.VARIABLE] = ""
+
+
+def test_an_optional_import_goes_on_without_a_file_of_the_working_folder(tmp_path, monkeypatch):
+    """Which the installed program does not search: a user's file can have any name."""
+    (tmp_path / "optional_thing.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    with (
+        allowed_code.guarded(),
+        pytest.raises(ImportError, match="optional_thing.* is not an installed"),
+    ):
+        importlib.import_module("optional_thing")

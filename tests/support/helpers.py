@@ -334,10 +334,11 @@ def refuses_other_values(make: Callable[..., Any], kinds: Mapping[str, Any]) -> 
 
 
 def with_options(words: Sequence[str], *more: str) -> list[str]:
-    """Words of a command with further options; an option with one value replaces an equal one."""
-    kept = list(words)
-    for word in more:
-        if word.startswith("--") and word in kept:
-            at = kept.index(word)
-            del kept[at : at + 2]
+    """Words of a command with further options, which replace equal ones and their values."""
+    kept: list[str] = []
+    replaced = False
+    for word in words:
+        replaced = word in more if word.startswith("--") else replaced
+        if not replaced:
+            kept.append(word)
     return [*kept, *more]

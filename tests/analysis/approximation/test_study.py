@@ -19,6 +19,7 @@ from lit_probattn.models.language_model import IGNORE
 from lit_probattn.training.trained import open_trained
 from tests.analysis.made import checkpoint
 from tests.datamodules.text import made as made_text
+from tests.support.helpers import with_options
 from tests.support.patching import check_figures
 from tests.support.paths import ROOT
 from tests.support.runs import only_version, run, write_attention
@@ -43,7 +44,7 @@ def command(model, out, *more):
     small = ["--num_samples", "4", "--solver_samples", "2", "--local_samples", "1"]
     sizes = ["--ranks", "1", "3", "9", "16", "--features", "8", "--draws", "2"]
     places = ["--checkpoint", str(model), "--out", str(out)]
-    return main(["approximate", *places, *small, *sizes, *more])
+    return main(with_options(["approximate", *places, *small, *sizes], *more))
 
 
 def test_claims_name_the_fewest_keys_from_which_the_metric_is_near():
@@ -174,7 +175,8 @@ def test_other_tasks_have_the_metric_of_their_targets(name, scores, tmp_path):
 
 def study(model, out, *more):
     places = ["--checkpoint", str(model), "--out", str(out), "--device", "cpu"]
-    return main(["approximate", *places, "--methods", "ovo", "--local_samples", "0", *more])
+    own = ["--methods", "ovo", "--local_samples", "0"]
+    return main(with_options(["approximate", *places, *own], *more))
 
 
 def length_of(task, batch):
