@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,8 +12,8 @@ from datamodules.core.base import CachedDataModule, DataModule, Split
 from datamodules.core.cache import CacheSpec
 from datamodules.core.files import expand, missing
 from datamodules.core.loaders import EvaluationLoader
-from lit_probattn.base.arguments import OnlyWith, checks_arguments
 from lit_probattn.base.errors import DataError, MissingDataError
+from lit_probattn.base.files import file_digest
 
 __all__ = ["UNLABELLED", "NewSamples", "is_labelled", "new_spec"]
 
@@ -34,14 +34,13 @@ class NewSamples(DataModule):
 
     labels_are = "labels"  # their name in messages
 
-    @checks_arguments
-    def __init__(
-        self,
-        *,
-        new_path: Annotated[str | None, OnlyWith(predict_split="test")] = None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, new_path: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        if new_path is not None and self.predict_split != "test":
+            raise DataError(
+                f"new_path={new_path} replaces the test split, but predict_split is "
+                f"{self.predict_split}; remove one of them"
+            )
         self.new_path: Path | None = None if new_path is None else expand(new_path)
         if self.new_path is not None and not self.new_path.exists():
             raise MissingDataError(f"new_path: {missing(self.new_path)}")
@@ -52,6 +51,20 @@ class NewSamples(DataModule):
         It is called before the splits are opened.
         """
         raise NotImplementedError
+
+    def new_digest(self, path: Path) -> str:
+        """Return the SHA-256 of the new samples."""
+        return file_digest(path)
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Data settings that are stored with a result; plain JSON values."""
+        found: dict[str, Any] = getattr(super(), "provenance", {})
+        return (
+            found
+            if self.new_path is None
+            else {**found, "new_sha256": self.new_digest(self.new_path)}
+        )
 
     @cached_property
     def _new(self) -> tuple[Split, list[str]] | None:
@@ -93,8 +106,8 @@ class NewSamples(DataModule):
         """
         if not self.has_labels():
             raise DataError(
-                f"{self.new_path} has no {self.labels_are}, with which test compares predictions: "
-                f"add them, or use the command predict"
+                f"{self.new_path} has no {self.labels_are} to compare predictions with; add them, "
+                f"or use the command predict"
             )
         return super().test_dataloader()
 

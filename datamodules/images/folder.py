@@ -165,6 +165,12 @@ class ImageFolder(NewSamples, AtPath, Divided, ImageNet):
         """Open the splits, including a separate test split."""
         return self.split_objects(*(self._folders[name] for name in ("train", "val", "test")))
 
+    def new_digest(self, path: Path) -> str:
+        """Return the SHA-256 of the names and sizes of the new images."""
+        split: Any = self.split("test")
+        files: ImageFiles = split.files
+        return files.digest
+
     def new_split(self, path: Path) -> tuple[ImageSplit, list[str]]:
         """Return the images of a folder, or of its class folders; both are transformed alike."""
         if not path.is_dir():

@@ -253,6 +253,7 @@ class OwnText(NewSamples, AtPath, Divided, TextStream):
         if not path.is_file():
             raise DataError(f"new_path: {path}: expected a file")
         spec = new_spec(self, path, self.vocabulary.digest)
+        self.title = f"{self.given_path} and {path}"
 
         def build(writer: CacheWriter) -> None:
             self.tokenise(writer, self.job(spec, {"test": _source(path)}), self.vocabulary)
@@ -275,11 +276,9 @@ class OwnText(NewSamples, AtPath, Divided, TextStream):
     def num_unknown(self) -> dict[str, int]:
         """Number of `<unk>` tokens of each split."""
         found = super().num_unknown
-        return (
-            found
-            if self._new_text is None
-            else {**found, "test": int(self._new_text.array("num_unknown")[0])}
-        )
+        if self._new_text is not None:
+            found["test"] = int(self._new_text.array("num_unknown")[0])
+        return found
 
     # ---- report ------------------------------------------------------------------------------
 

@@ -110,7 +110,8 @@ class LabelTask(Task):
         if unlabelled.any():
             table["target"] = table["target"].astype("Int64").mask(unlabelled)
         if hasattr(data, "classes"):
-            labels = [data.classes[number] for number in table["prediction"]]
+            classes = data.classes  # read from a file
+            labels = [classes[number] for number in table["prediction"]]
             table.insert(table.columns.get_loc("prediction") + 1, "predicted_label", labels)
         if hasattr(data, "name_of"):
             names = [data.name_of(data.predict_split, number) for number in table["sample_id"]]

@@ -144,6 +144,6 @@ def test_an_optional_import_goes_on_without_a_file_of_the_working_folder(tmp_pat
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     with (
         allowed_code.guarded(),
-        pytest.raises(ImportError, match="optional_thing.* is not an installed"),
+        pytest.raises(ImportError, match="is not an installed package"),
     ):
         importlib.import_module("optional_thing")

@@ -242,3 +242,29 @@ def test_the_cache_of_new_samples_is_built_with_that_of_training(tmp_path, monke
     monkeypatch.setattr(LabelledTexts, "store_new", None)  # nothing is built again
     (batch,) = of_test(other)
     assert other.decode(batch["inputs"][0]) == "theta\n"
+
+
+def test_another_split_of_predictions_is_refused(tmp_path):
+    new = write(tmp_path / "new.csv", [("theta",)], ["text"])
+    with pytest.raises(DataError, match="replaces the test split"):
+        texts(tmp_path, new_path=str(new), predict_split="val")
+
+
+def test_results_identify_the_content_of_new_samples(tmp_path):
+    path = write(tmp_path / "new.csv", [("theta", "newt")])
+    assert texts(tmp_path).provenance == {}
+    one = texts(tmp_path, new_path=str(path)).provenance
+    write(path, [("alpha", "newt")])
+    other = texts(tmp_path, new_path=str(path)).provenance
+    assert one.keys() == other.keys() == {"new_sha256"}
+    assert one != other
+    new = write_images(tmp_path / "new", count=3, seed=1)
+    images = ImageFolder(
+        path=str(write_images(tmp_path / "mine")), image_size=16, new_path=str(new)
+    )
+    images.setup("test")
+    before = images.provenance["new_sha256"]
+    shutil.copy(new / "cat/1-0.png", new / "dog/more.png")
+    images = ImageFolder(path=str(tmp_path / "mine"), image_size=16, new_path=str(new))
+    images.setup("test")
+    assert images.provenance["new_sha256"] != before
