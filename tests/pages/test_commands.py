@@ -189,7 +189,8 @@ def make_world(folder: Path) -> Shell:
             assert re.search(pattern, text), (name, pattern)
             text = re.sub(pattern, small, text)
         (folder / name).write_text(text)
-    write_reviews(folder / "reviews.csv")
+    for name in ("reviews", "new", "labelled"):
+        write_reviews(folder / f"{name}.csv")
     shutil.copy2(ROOT / "examples/own_variant.py", folder)
     page = (ROOT / "docs/own_variant.md").read_text(encoding="utf-8")
     for name, block in re.findall(r"^```yaml\n# (\w+\.yaml)\n(.*?)^```$", page, re.DOTALL | re.M):
