@@ -215,6 +215,8 @@ def as_run(command: Command, row: Row, data: str) -> str:
         text = text.replace(*row.instead)
     for word, stands_for in PLACEHOLDERS.items():
         text = re.sub(rf"\b{word}\b", stands_for.format(data=data), text)
+    for flag in re.findall(r"(?<!\S)--\S+", row.flags):  # in place of the page's
+        text = re.sub(rf"(?<!\S){re.escape(flag)}( (?!--|[|>&])\S+)*(?!\S)", "", text)
     return f"{text} {row.flags}".strip() if not command.python else text
 
 
