@@ -126,27 +126,36 @@ class SeriesData(ClassMap, DataModule):
         self._max_length = max_length
 
     @cached_property
-    def normalizer(self) -> Normalizer:
-        """Statistics of the training split, or of the loaded checkpoint."""
+    def _fitted(self) -> Normalizer:
+        """Statistics of the training split."""
         train: Any = self.split("train")
         return Normalizer.fit(self.normalization, lambda: map(train.series, range(len(train))))
 
     def setup(self, stage: str | None = None) -> None:
-        """Open the splits, once; all are normalised by the same statistics."""
-        super().setup(stage)
-        self._normalize()
+        """Open the splits, once, and normalise all by the statistics of the training split.
 
-    def _normalize(self) -> None:
+        `load_state_dict` replaces these statistics by those of a checkpoint, until the next call.
+        Lightning calls this method before it restores a checkpoint.
+        """
+        super().setup(stage)
+        self._normalize(self._fitted)
+
+    def _normalize(self, normalizer: Normalizer) -> None:
+        self.normalizer = normalizer
         splits: dict[str, Any] = self.splits
         for split in splits.values():
-            split.normalizer = self.normalizer
+            split.normalizer = normalizer
 
     def state_dict(self) -> dict[str, Any]:
         """Return classes and normalisation, for checkpoints."""
         return {**super().state_dict(), "normalizer": self.normalizer.state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Use the statistics of a checkpoint; raises DataError for another normalisation."""
+        """Use the statistics of a checkpoint until the next `setup`.
+
+        Raises:
+            DataError: The normalisation is another, or the classes are.
+        """
         super().load_state_dict(state_dict)
         stored = state_dict.get("normalizer", {"kind": "unknown"})
         if stored["kind"] != self.normalization:
@@ -154,8 +163,7 @@ class SeriesData(ClassMap, DataModule):
                 f"the checkpoint was trained with normalization={stored['kind']}, received "
                 f"{self.normalization}; use that of its training"
             )
-        self.normalizer = Normalizer.of(stored)
-        self._normalize()
+        self._normalize(Normalizer.of(stored))
 
 
 class SeriesSplit(SequenceSplit):

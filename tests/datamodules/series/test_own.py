@@ -370,3 +370,16 @@ def test_labels_that_are_not_utf8_are_escaped(tmp_path):
     x, y = np.random.default_rng(0).normal(size=(12, 3)), np.array([b"\xe9", b"a"] * 6)
     np.savez(tmp_path / "mine.npz", x=x, y=y)
     assert data(tmp_path / "mine.npz").classes == [r"\xe9", "a"]
+
+
+def test_setup_returns_to_the_statistics_of_the_training_data(tmp_path):
+    mine = long_table(tmp_path / "mine.csv")
+    other = tmp_path / "other.csv"
+    other.write_text(mine.read_text().replace(",0.", ",900."))
+    trained, made = (data(path, normalization="standardize") for path in (mine, other))
+    before = made.state_dict()["normalizer"]
+    made.load_state_dict(trained.state_dict())
+    assert made.state_dict()["normalizer"] == trained.state_dict()["normalizer"] != before
+    made.setup("fit")
+    assert made.state_dict()["normalizer"] == before
+    assert [made.split(name).normalizer.state() for name in NAMES] == [before] * 3
