@@ -154,16 +154,29 @@ class SeriesData(ClassMap, DataModule):
         """Use the statistics of a checkpoint until the next `setup`.
 
         Raises:
-            DataError: The normalisation is another, or the classes are.
+            DataError: The checkpoint has no statistics, or those of another normalisation or number
+                of features, or other classes.
         """
         super().load_state_dict(state_dict)
-        stored = state_dict.get("normalizer", {"kind": "unknown"})
+        stored = state_dict.get("normalizer")
+        if stored is None:
+            raise DataError(
+                f"the checkpoint lacks the statistics of normalization={self.normalization}; train "
+                f"again"
+            )
         if stored["kind"] != self.normalization:
             raise DataError(
                 f"the checkpoint was trained with normalization={stored['kind']}, received "
                 f"{self.normalization}; use that of its training"
             )
-        self._normalize(Normalizer.of(stored))
+        normalizer = Normalizer.of(stored)
+        for values in normalizer.statistics:
+            if len(values) != self.num_features:
+                raise DataError(
+                    f"the checkpoint was trained with {len(values)} features per step, the data "
+                    f"have {self.num_features}; use data with the features of training"
+                )
+        self._normalize(normalizer)
 
 
 class SeriesSplit(SequenceSplit):

@@ -383,3 +383,20 @@ def test_setup_returns_to_the_statistics_of_the_training_data(tmp_path):
     made.setup("fit")
     assert made.state_dict()["normalizer"] == before
     assert [made.split(name).normalizer.state() for name in NAMES] == [before] * 3
+
+
+def test_statistics_of_another_number_of_features_are_refused(tmp_path):
+    state = data(long_table(tmp_path / "mine.csv"), normalization="standardize").state_dict()
+    x = np.random.default_rng(0).normal(size=(12, 5, 3))
+    np.savez(tmp_path / "mine.npz", x=x, y=np.array(["a", "b"] * 6))
+    made = data(tmp_path / "mine.npz", normalization="standardize")
+    with pytest.raises(DataError, match="trained with 1 features per step, the data have 3"):
+        made.load_state_dict(state)
+
+
+def test_a_checkpoint_without_statistics_is_refused(tmp_path):
+    made = data(long_table(tmp_path / "mine.csv"), normalization="standardize")
+    state = made.state_dict()
+    del state["normalizer"]
+    with pytest.raises(DataError, match="lacks the statistics of normalization=standardize; train"):
+        made.load_state_dict(state)
