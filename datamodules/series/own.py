@@ -68,9 +68,10 @@ class OwnSeries(SeriesData, OwnSamples):
         super().__init__(**kwargs)
         self.label_column, self.id_column, self.time_column = label_column, id_column, time_column
         given = [name for name, value in self._columns().items() if value is not None]
-        if given and not any(path.suffix.lower() in TABLES for path in self.sources()):
+        files = [*self.sources(), *([] if self.new_path is None else [self.new_path])]
+        if given and not any(path.suffix.lower() in TABLES for path in files):
             raise DataError(
-                f"{self.sources()[0]}: {given[0]} applies to {', '.join(TABLES)} only; remove it"
+                f"{files[0]}: {given[0]} applies to {', '.join(TABLES)} only; remove it"
             )
 
     @property

@@ -400,3 +400,11 @@ def test_a_checkpoint_without_statistics_is_refused(tmp_path):
     del state["normalizer"]
     with pytest.raises(DataError, match="lacks the statistics of normalization=standardize; train"):
         made.load_state_dict(state)
+
+
+def test_columns_apply_to_a_new_table_if_training_is_not_a_table(tmp_path):
+    x = np.arange(36.0).reshape(12, 3)
+    np.savez(tmp_path / "mine.npz", x=x, y=np.array(["a", "b"] * 6))
+    new = write_rows(tmp_path / "new.csv", ["t0", "t1", "Outcome"], [[1, 2, "b"], [3, 4, "a"]])
+    made = data(tmp_path / "mine.npz", new_path=str(new), label_column="Outcome")
+    assert made.split("test").targets.tolist() == [1, 0]
