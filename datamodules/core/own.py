@@ -234,7 +234,8 @@ class Rows(NamedTuple):
         labels: Label of each sample; empty if the file has no labels.
         locations: file and line of each sample, for messages.
         notes: Remarks about inferred settings, one line each.
-        features: Names of the features of a sample; empty if the format has no names.
+        features: Names of the features of a step, for series; empty if the format has no names.
+        steps: Names of the steps, for series of a table with one series per row.
     """
 
     values: list[Any]
@@ -242,6 +243,7 @@ class Rows(NamedTuple):
     locations: list[str]
     notes: list[str]
     features: Sequence[str] = ()
+    steps: Sequence[str] = ()
 
 
 class OwnSamples(NewSamples, AtPath, Divided, ClassMap, CachedDataModule):
@@ -299,8 +301,8 @@ class OwnSamples(NewSamples, AtPath, Divided, ClassMap, CachedDataModule):
             labelled: Whether the file must have labels.
         """
 
-    def aligned(self, rows: Rows, features: Sequence[str], path: Path) -> Rows:
-        """Return the rows of a file with `features`, those of training, in this order."""
+    def aligned(self, rows: Rows, train: Rows, path: Path) -> Rows:
+        """Return the rows of the file `path` with the features and steps of those of training."""
         return rows
 
     @abstractmethod
@@ -345,8 +347,8 @@ class OwnSamples(NewSamples, AtPath, Divided, ClassMap, CachedDataModule):
         """Read the files, number the classes and split the samples."""
         files = self.files.files
         rows = {name: self.read(path) for name, path in files.items()}
-        features = rows["train"].features
-        rows = {name: self.aligned(part, features, files[name]) for name, part in rows.items()}
+        train = rows["train"]
+        rows = {name: self.aligned(part, train, files[name]) for name, part in rows.items()}
         notes = list(dict.fromkeys(note for part in rows.values() for note in part.notes))
         for note in notes:
             _log.warning("%s", note)
@@ -362,7 +364,8 @@ class OwnSamples(NewSamples, AtPath, Divided, ClassMap, CachedDataModule):
         numbers = {label: number for number, label in enumerate(classes)}
         parts = {name: part.values for name, part in splits.items()}
         targets = {name: [numbers[x] for x in part.labels] for name, part in splits.items()}
-        facts = {"classes": classes, "notes": [*notes, *moved], "features": list(features)}
+        facts = {"classes": classes, "notes": [*notes, *moved]}
+        facts |= {"features": list(train.features), "steps": list(train.steps)}
         facts |= self.store(writer, parts, targets)
         writer.add_facts(facts)
 
@@ -433,7 +436,9 @@ class OwnSamples(NewSamples, AtPath, Divided, ClassMap, CachedDataModule):
 
     def _build_new(self, path: Path, writer: CacheWriter) -> None:
         """Read new samples and number their classes like those of training."""
-        rows = self.aligned(self.read(path, labelled=False), self.facts["features"], path)
+        file = self.files.files["train"]
+        train = self.read(file)
+        rows = self.aligned(self.read(path, labelled=False), train, path)
         numbers = {label: number for number, label in enumerate(self.classes)}
         for label, location in zip(rows.labels, rows.locations, strict=False):
             if label not in numbers:
@@ -441,10 +446,9 @@ class OwnSamples(NewSamples, AtPath, Divided, ClassMap, CachedDataModule):
                     f"{location}: class {label!r} is missing from the training data; correct it, "
                     f"or set label_column to the column of the labels"
                 )
-        train = self.files.files["train"]
-        known = {fingerprint(self.key(value)) for value in self.read(train).values}
+        known = {fingerprint(self.key(value)) for value in train.values}
         seen = sum(fingerprint(self.key(value)) in known for value in rows.values)
-        count = f"{path.name}: {seen} of {len(rows.values)} {self.what} are also in {train.name}"
+        count = f"{path.name}: {seen} of {len(rows.values)} {self.what} are also in {file.name}"
         notes = [*rows.notes, *([count] if seen else ())]
         for note in notes:
             _log.warning("%s", note)

@@ -27,8 +27,9 @@ __all__ = ["OwnSeries"]
 _LABELS: tuple[str, ...] = ("label", "labels", "class", "target", "category", "activity", "y")
 _IDS: tuple[str, ...] = ("id", "series", "series_id", "case", "case_id", "sample", "sample_id")
 _UNNAMED = re.compile(r"|Unnamed: \d+|__index_level_\d+__")  # of pandas, for an index
+_NUMBER = re.compile(r"\d+")
 _TIMES: tuple[str, ...] = ("time", "t", "step", "timestamp", "index", "date")
-_READER_VERSION = 1  # part of the cache name; increment when the stored data change
+_READER_VERSION = 2  # part of the cache name; increment when the stored data change
 _MISSING = ("", "?", "nan", "na", "null", "none")
 
 Series = npt.NDArray[np.float32]
@@ -131,14 +132,21 @@ class OwnSeries(SeriesData, OwnSamples):
         if name is None:
             locations = [table.location(row) for row in range(len(table.locations))]
             series = list(map(_checked, _matrix(table, rest)[:, :, None], locations))
-            return Rows(series, labels, locations, [f"{note}, one series per row", *table.notes])
+            notes = [f"{note}, one series per row", *table.notes]
+            return Rows(series, labels, locations, notes, steps=rest)
         features = [column for column in rest if column not in (name, time)]
         order = "in row order" if time is None else f"sorted by {time!r}"
         note += f", series by {name!r}, steps {order}, values {', '.join(features)}"
         return _long(table, name, time, features, labels, note)
 
-    def aligned(self, rows: Rows, features: Sequence[str], path: Path) -> Rows:
-        """Sort the columns of a long table like those of training; raises DataError for others."""
+    def aligned(self, rows: Rows, train: Rows, path: Path) -> Rows:
+        """Sort the columns of a long table like those of training; compare those of a wide one.
+
+        Raises:
+            DataError: A long table has other features, or a wide table has other steps.
+        """
+        _require_steps(rows.steps, train.steps, str(path))
+        features = train.features
         if not features or not rows.features:
             return rows
         if sorted(rows.features) != sorted(features):
@@ -192,17 +200,24 @@ class OwnSeries(SeriesData, OwnSamples):
     # ---- checkpoints ---------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return classes, normalisation and names of features, for checkpoints."""
-        return {**super().state_dict(), "features": self.facts["features"]}
+        """Return classes, normalisation and names of features and steps, for checkpoints."""
+        names = {"features": self.facts["features"], "steps": self.facts["steps"]}
+        return {**super().state_dict(), **names}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Use the statistics of a checkpoint; raises DataError for other features or classes."""
+        """Use the statistics of a checkpoint until the next `setup`.
+
+        Raises:
+            DataError: The data have other features, steps or classes; see also SeriesData.
+        """
         before, now = state_dict.get("features", []), self.facts["features"]
         if before and now and before != now:
             raise DataError(
                 f"the checkpoint was trained with features {', '.join(before)}, the data have "
                 f"{', '.join(now)}; rename or sort the columns, or set new_path to these data"
             )
+        path = str(self.files.files["train"])
+        _require_steps(self.facts["steps"], state_dict.get("steps", []), path)
         super().load_state_dict(state_dict)
 
     # ---- report --------------------------------------------------------------------------------
@@ -213,6 +228,29 @@ class OwnSeries(SeriesData, OwnSamples):
         series = split.series(index)
         shown = ", ".join(f"{value:.4g}" for value in series[:8, 0])
         return f"{len(series)} steps, first feature {shown}, …"
+
+
+def _require_steps(steps: Sequence[str], train: Sequence[str], path: str) -> None:
+    """Raise a DataError unless the steps of a wide table have the names of those of training.
+
+    Tables may differ in the number of steps; further names continue the numbering of training. An
+    empty list has no names to compare.
+    """
+    if not steps or not train:
+        return
+    for number, (name, expected) in enumerate(zip(steps, train, strict=False), 1):
+        if name != expected:
+            raise DataError(
+                f"{path}: step {number} is column {name!r}, that of training {expected!r}; write "
+                f"the columns of the steps with the names and in the order of training"
+            )
+    for name in steps[len(train) :]:
+        if _NUMBER.sub("0", name) != _NUMBER.sub("0", train[-1]):
+            raise DataError(
+                f"{path}: column {name!r} does not continue the steps of training, which end with "
+                f"{train[-1]!r}; remove it, or, if it contains the labels, rename it to the "
+                f"label_column of training"
+            )
 
 
 def _common_features(path: Path | None, every: Sequence[Series]) -> int:

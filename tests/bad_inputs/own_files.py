@@ -208,6 +208,18 @@ def _other_features(folder: Path) -> None:
     OwnSeries(path=str(folder)).setup()
 
 
+def _other_steps(new: str) -> Callable[[Path], str]:
+    """New series whose columns are `new`, for training on t0, t1 and label."""
+
+    def read(folder: Path) -> None:
+        rows = "".join(f"{i},{i + 1},{'ab'[i % 2]}\n" for i in range(9))
+        (folder / "mine.csv").write_text(f"t0,t1,label\n{rows}")
+        (folder / "new.csv").write_text(f"{new}\n1,2,3\n")
+        OwnSeries(path=str(folder / "mine.csv"), new_path=str(folder / "new.csv")).setup()
+
+    return data_error(read)
+
+
 def _series_cases() -> Iterator[Case]:
     case = partial(Case, "Own series (CSV, NumPy)")
     long = "id,time,value,label\n"
@@ -222,6 +234,8 @@ def _series_cases() -> Iterator[Case]:
     yield case("a column without a name", series(",time,id,value,label\n0,0,s,1,a\n1,1,s,2,a\n"))
     yield case("a time, but no id", series("time,value,label\n0,1,a\n1,2,b\n"))
     yield case("other features in the test file", data_error(_other_features))
+    yield case("new series: another step", _other_steps("t1,t0,t2"))
+    yield case("new series: a column after the steps", _other_steps("t0,t1,Outcome"))
     columns = series(GOOD, "mine.ts", label_column="label")
     yield case("a column of a `.ts` file", columns)
     yield case("arrays of other names", _arrays(data=np.zeros((4, 3)), label=np.arange(4)))

@@ -408,3 +408,48 @@ def test_columns_apply_to_a_new_table_if_training_is_not_a_table(tmp_path):
     new = write_rows(tmp_path / "new.csv", ["t0", "t1", "Outcome"], [[1, 2, "b"], [3, 4, "a"]])
     made = data(tmp_path / "mine.npz", new_path=str(new), label_column="Outcome")
     assert made.split("test").targets.tolist() == [1, 0]
+
+
+def wide(path: Path, names: list[str], label: str = "label", offset: int = 0) -> Path:
+    """A table with one series per row; the column `label` is the last."""
+    labels = [0, 1] if label == "Outcome" else ["a", "b"]
+    rows = [[*(offset + 10 * i + t for t in range(len(names))), labels[i % 2]] for i in range(12)]
+    return write_rows(path, [*names, label], rows)
+
+
+STEPS = ["t0", "t1", "t2", "t3"]
+
+
+@pytest.mark.parametrize("option", ["val_path", "test_path", "new_path"])
+@pytest.mark.parametrize("names", [STEPS[:2], STEPS, [*STEPS, "t4", "t5"]])
+def test_files_of_wide_tables_may_differ_in_the_number_of_steps(tmp_path, option, names):
+    mine = wide(tmp_path / "mine.csv", STEPS)
+    more = wide(tmp_path / "more.csv", names, offset=1000)
+    split: Any = data(mine, **{option: str(more)}).split("val" if option == "val_path" else "test")
+    assert {len(split.series(i)) for i in range(len(split))} == {len(names)}
+
+
+@pytest.mark.parametrize("option", ["val_path", "test_path", "new_path"])
+def test_steps_of_wide_tables_in_another_order_are_refused(tmp_path, option):
+    mine = wide(tmp_path / "mine.csv", STEPS)
+    more = wide(tmp_path / "more.csv", ["t1", "t0", "t2", "t3"], offset=1000)
+    with pytest.raises(DataError, match=r"more\.csv: step 1 is column 't1', that of training 't0'"):
+        data(mine, **{option: str(more)})
+
+
+@pytest.mark.parametrize("given", [{}, {"label_column": "label"}])
+def test_labels_of_another_name_are_not_a_step_of_a_wide_table(tmp_path, given):
+    mine = wide(tmp_path / "mine.csv", STEPS)
+    new = wide(tmp_path / "new.csv", STEPS, "Outcome", offset=1000)
+    with pytest.raises(DataError, match=r"new\.csv: column 'Outcome' .*label_column"):
+        data(mine, new_path=str(new), **given)
+    write_rows(new, STEPS, [[5, 6, 7, 9]])  # without labels
+    assert data(mine, new_path=str(new), **given).split("test").targets.tolist() == [-1]
+
+
+def test_a_checkpoint_rejects_other_steps(tmp_path):
+    state = data(wide(tmp_path / "mine.csv", STEPS)).state_dict()
+    data(wide(tmp_path / "longer.csv", [*STEPS, "t4"])).load_state_dict(state)
+    other = data(wide(tmp_path / "other.csv", STEPS[::-1]))
+    with pytest.raises(DataError, match="step 1 is column 't3', that of training 't0'"):
+        other.load_state_dict(state)
