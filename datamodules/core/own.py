@@ -21,6 +21,7 @@ from datamodules.core.cache import Cache, CacheWriter, ensure_cache
 from datamodules.core.division import Divided, check_shares, divide
 from datamodules.core.files import expand, missing
 from datamodules.core.new_samples import UNLABELLED, NewSamples, is_labelled, new_spec
+from datamodules.core.tables import TABLES
 from lit_probattn.base.errors import DataError, MissingDataError
 from lit_probattn.base.files import fingerprint
 
@@ -442,9 +443,11 @@ class OwnSamples(NewSamples, AtPath, Divided, ClassMap, CachedDataModule):
         numbers = {label: number for number, label in enumerate(self.classes)}
         for label, location in zip(rows.labels, rows.locations, strict=False):
             if label not in numbers:
+                is_table = path.suffix.lower() in TABLES
+                other = ", or set label_column to the column of the labels" if is_table else ""
                 raise DataError(
-                    f"{location}: class {label!r} is missing from the training data; correct it, "
-                    f"or set label_column to the column of the labels"
+                    f"{location}: class {label!r} is missing from the training data; correct "
+                    f"it{other}"
                 )
         known = {fingerprint(self.key(value)) for value in train.values}
         seen = sum(fingerprint(self.key(value)) in known for value in rows.values)

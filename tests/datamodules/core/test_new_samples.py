@@ -268,3 +268,23 @@ def test_results_identify_the_content_of_new_samples(tmp_path):
     images = ImageFolder(path=str(tmp_path / "mine"), image_size=16, new_path=str(new))
     images.setup("test")
     assert images.provenance["new_sha256"] != before
+
+
+def test_an_unknown_class_of_an_array_is_refused_without_naming_columns(tmp_path):
+    x = np.random.default_rng(0).normal(size=(30, 5))
+    np.savez(tmp_path / "mine.npz", x=x, y=np.array(["up", "down"] * 15))
+    np.savez(tmp_path / "new.npz", x=x[:1] + 1, y=np.array(["left"]))
+    made = OwnSeries(path=str(tmp_path / "mine.npz"), new_path=str(tmp_path / "new.npz"))
+    with pytest.raises(
+        DataError, match="class 'left' is missing from the training data; correct it$"
+    ):
+        of_test(made)
+
+
+def test_new_texts_need_no_names_of_features_in_the_cache(tmp_path, monkeypatch):
+    new = write(tmp_path / "new.csv", [("theta",)], ["text"])
+    found = texts(tmp_path).facts
+    known = {name: value for name, value in found.items() if name not in ("features", "steps")}
+    monkeypatch.setattr(LabelledTexts, "facts", known)
+    (batch,) = of_test(texts(tmp_path, new_path=str(new)))
+    assert batch["target"].tolist() == [-1]
