@@ -276,7 +276,7 @@ def test_an_unknown_class_of_an_array_is_refused_without_naming_columns(tmp_path
     np.savez(tmp_path / "new.npz", x=x[:1] + 1, y=np.array(["left"]))
     made = OwnSeries(path=str(tmp_path / "mine.npz"), new_path=str(tmp_path / "new.npz"))
     with pytest.raises(
-        DataError, match="class 'left' is missing from the training data; correct it$"
+        DataError, match=r"class 'left' is missing from the training data; correct it$"
     ):
         of_test(made)
 
