@@ -16,15 +16,8 @@ from datamodules.core.cache import Cache, CacheWriter, Mapped
 from datamodules.core.order import FILL
 
 __all__ = ["PadCollate", "PairSplit", "Ragged", "Sample", "SequenceSplit", "TokenSplit"]
-__all__ += [
-    "as_targets",
-    "batch_of",
-    "next_power_of_two",
-    "padded",
-    "padded_length",
-    "ragged_writer",
-]
-__all__ += ["write_sequences"]
+__all__ += ["as_targets", "batch_of", "next_power_of_two", "padded", "padded_length"]
+__all__ += ["ragged_writer", "write_sequences"]
 
 
 @dataclass(frozen=True, eq=False)

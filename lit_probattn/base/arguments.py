@@ -525,11 +525,10 @@ class _Store(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """Parser of a command: flags must be spelled out, errors are one line.
+    """Parser of a command: flags must be spelled out, and errors are one line.
 
-    Line breaks of the description are kept.
-
-    An option with several values can be repeated; an option with one value cannot.
+    An option with several values can be repeated; an option with one value cannot. Line breaks of
+    the description are kept.
 
     Args:
         prog: the command.

@@ -54,13 +54,13 @@ def test_own_data_are_checked_with_the_settings_of_the_recommended_fit(words, tm
     assert f" at batch_size {own['batch_size']}\n" in shown
     assert f"\ntokens: {own['tokens']}, " in shown
     recommended = f"fit --task own_texts --attention smgk --data.path {path}"
-    assert shown.endswith(f"train on it: lit-probattn {recommended}\n" if len(words) == 1 else "")
+    assert shown.endswith(f"train on it: lit-probattn {recommended}\n") == (len(words) == 1)
     assert main(["data", "check", *words, "--tokens", "bytes", "--batch_size=4"]) == 0
     shown = capsys.readouterr().out
     assert " at batch_size 4\n" in shown
     assert "\ntokens: bytes, " in shown
     more = " --data.tokens bytes --data.batch_size=4\n"
-    assert shown.endswith(recommended + more if len(words) == 1 else "")
+    assert shown.endswith(recommended + more) == (len(words) == 1)
 
 
 def test_what_is_neither_a_task_nor_a_data_set_is_one_line(capsys):
