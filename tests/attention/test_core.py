@@ -102,7 +102,7 @@ def test_pytorchs_kernels_on_gpus_take_heads_of_up_to_256(entries, fused):
 
 
 def test_the_library_of_c_takes_as_many_parts_as_its_buffers_have():
-    text = (ROOT / "lit_probattn/kernels/cpu/tiles.c").read_text(encoding="utf-8")
+    text = (ROOT / "lit_probattn/kernels/cpu/vectors.h").read_text(encoding="utf-8")
     (most,) = re.findall(r"#define MOST (\d+) /\* components, maps, hidden units \*/", text)
     names = ("components", "global maps", "hidden units")
     assert NORMAL_FORM["native"].limits == dict.fromkeys(names, int(most))

@@ -12,6 +12,7 @@ from functools import cache
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.utils import prune
 
 import lit_probattn
@@ -39,7 +40,7 @@ def model_of(**sizes) -> nn.ModuleDict:
         (
             ("fish",),
             {"mixing": 2},
-            "one (MultiheadAttention): attention lit_probattn.attention.FiSHAttention: mixing",
+            "one, two (MultiheadAttention): attention lit_probattn.attention.FiSHAttention: mixing",
         ),
         (("fish",), {"spread": 0.2}, "spread is for mgk and smgk"),
         ((3,), {}, "variant must be a name, received 3"),
@@ -63,7 +64,11 @@ def model_of(**sizes) -> nn.ModuleDict:
         ((), {"shifted_keys": True}, "no option 'shifted_keys'"),
         ((), {"e_step": "soft"}, "e_step=soft needs the M-step"),
         ((), {"max_positions": 9}, "max_positions=9 has no effect with prior_share=head"),
-        ((), {"variance": [1.0, -1.0]}, "one (MultiheadAttention): variance multipliers must be"),
+        (
+            (),
+            {"variance": [1.0, -1.0]},
+            "one, two (MultiheadAttention): variance multipliers must be",
+        ),
         ((), {"score": "cosine"}, "score must be one of"),
         ((), {"layers": ["tow"]}, "no attention layer is called 'tow'; did you mean 'two'"),
         ((), {"keep": ["three"]}, "no attention layer is called 'three'"),
@@ -153,7 +158,7 @@ def test_wrapped_models_are_refused(process_group, kind, inside):
         wrapped = nn.parallel.DistributedDataParallel(model)
     else:
         mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
-        wrapped = torch.distributed.fsdp.fully_shard(model, mesh=mesh)
+        wrapped = fully_shard(model, mesh=mesh)
     given = nn.ModuleDict({"inner": wrapped}) if inside else wrapped
     names = list(given.state_dict())
     with pytest.raises(ValueError, match=f"{'FSDP' if 'shard' in kind else kind}.*swap .*before"):
