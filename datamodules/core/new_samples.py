@@ -28,8 +28,12 @@ class NewSamples(DataModule):
 
     Args:
         new_path: File or folder of new samples that `test` and `predict` read in place of the test
-            split. `predict` does not need their labels, if they have any.
+            split. `predict` does not need labels.
         **kwargs: Arguments of the parent class.
+
+    Raises:
+        MissingDataError: `new_path` does not exist.
+        DataError: `predict_split` is not the test split, which the new samples replace.
     """
 
     labels_are = "labels"  # their name in messages
@@ -59,12 +63,10 @@ class NewSamples(DataModule):
     @property
     def provenance(self) -> dict[str, Any]:
         """Data settings that are stored with a result; plain JSON values."""
-        found: dict[str, Any] = getattr(super(), "provenance", {})
-        return (
-            found
-            if self.new_path is None
-            else {**found, "new_sha256": self.new_digest(self.new_path)}
-        )
+        found: dict[str, Any] = dict(getattr(super(), "provenance", {}))
+        if self.new_path is not None:
+            found["new_sha256"] = self.new_digest(self.new_path)
+        return found
 
     @cached_property
     def _new(self) -> tuple[Split, list[str]] | None:

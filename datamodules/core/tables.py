@@ -69,7 +69,7 @@ class Table:
         raise DataError(f"{self.path}: ambiguous columns; set {setting} to one of {listed}")
 
     def find(self, given: str | None, guesses: Sequence[str]) -> str | None:
-        """Return the name of a column as `column` does, or None if there is no such column."""
+        """Return the name of a column as `column` does, or None if the column is missing."""
         if given is not None:
             return given if given in self.columns else None
         lower = {name.strip().lower(): name for name in reversed(list(self.columns))}

@@ -37,7 +37,7 @@ class RefusedCodeError(BaseException):
 
 
 class _NotOnPathError(RefusedCodeError, ModuleNotFoundError):
-    """A module of the working folder, which is not searched; optional imports go on without it."""
+    """A module of the working folder, which Python does not search; optional imports fall back."""
 
 
 def allow(module: str) -> None:
