@@ -36,6 +36,7 @@ class DocumentSplit(Mapped):
     is shortened on purpose.
 
     Args:
+        name: Name of the split, for errors.
         sentences: Ids of all sentences, stored consecutively.
         documents: Start of each document in sentences, and the end. Shape (num_documents + 1,).
         max_length: Maximum number of tokens per sequence, with special tokens.
@@ -47,6 +48,7 @@ class DocumentSplit(Mapped):
 
     def __init__(
         self,
+        name: str,
         sentences: Ragged,
         documents: npt.NDArray[np.int64],
         max_length: int,
@@ -59,22 +61,24 @@ class DocumentSplit(Mapped):
         self._room = max_length - tokeniser.num_special(pairs)
         if pairs and len(documents) < 3:
             raise DataError(
-                "unrelated second parts come from another document, but the text has "
+                f"unrelated second parts come from another document, but the {name} split has "
                 f"{len(documents) - 1}; provide more text, change documents, or set "
                 "next_sentence to false"
             )
         self._pieces = self._cut()
         if not len(self._pieces):
+            many = "two consecutive sentences that fit" if pairs else "a sentence that fits"
+            remedy = "set next_sentence to false" if pairs else "raise max_length"
             raise DataError(
-                f"no document has {'two sentences' if pairs else 'a sentence'} that "
-                f"fit into max_length={max_length}"
+                f"no document of the {name} split has {many} into max_length={max_length}; "
+                f"provide more text, change documents, or {remedy}"
             )
 
     @classmethod
     def from_cache(cls, cache: Cache, name: str, **settings: Any) -> DocumentSplit:
         """Open the arrays of a split."""
         documents = np.asarray(cache.array(f"{name}_documents"))
-        return cls(Ragged.open(cache, name), documents, **settings)
+        return cls(name, Ragged.open(cache, name), documents, **settings)
 
     def _cut(self) -> npt.NDArray[np.int64]:
         """Return document, start and end (in sentences) of each piece, (num_pieces, 3)."""

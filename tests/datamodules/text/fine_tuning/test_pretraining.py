@@ -150,10 +150,10 @@ def test_too_little_text_is_one_line(tmp_path, data):
         made(tmp_path)
     sentences = Ragged(np.arange(6, dtype=np.int32), np.array([0, 3, 6]))
     options = {"max_length": 20, "tokeniser": data.tokeniser, "pairs": True}
-    with pytest.raises(DataError, match="but the text has 1; provide more text"):
-        DocumentSplit(sentences, np.array([0, 2]), **options)
-    with pytest.raises(DataError, match="has two sentences that fit into max_length=20"):
-        DocumentSplit(sentences, np.array([0, 1, 2]), **options)
+    with pytest.raises(DataError, match="but the val split has 1; provide more text"):
+        DocumentSplit("val", sentences, np.array([0, 2]), **options)
+    with pytest.raises(DataError, match=r"that fit into max_length=20; .* next_sentence"):
+        DocumentSplit("val", sentences, np.array([0, 1, 2]), **options)
 
 
 # ---- batches -----------------------------------------------------------------------------------
