@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -208,10 +209,13 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
         if job.is_resumed:
             _log.warning("resuming an interrupted preparation in %s", job.folder)
         text = self.find(self.folder_for(job))
+        cutter = self._cutter(text)
+        for told in self._without_effect(text, cutter):
+            _log.warning("%s: %s", self.title, told)
         Preparation(
             job,
             text,
-            self._cutter(text),
+            cutter,
             Cleaning() if text.cleaned else self.cleaning,
             self.empty_lines,
             self.merges,
@@ -257,6 +261,28 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
                 )
             return cutter
         return Cutter(method, source, target, None if codes is None else read_codes(codes).text)
+
+    def _without_effect(self, text: ParallelText, cutter: Cutter) -> Iterator[str]:
+        """Yield a line for each setting that differs from its default but is not used."""
+        reasons = {}
+        if cutter.method in ("prepared", "words"):
+            reasons["merges"] = f"tokens={cutter.method}"
+        elif cutter.codes is not None:
+            reasons["merges"] = "given BPE codes"
+        if text.cleaned:
+            reasons["max_ratio"] = reasons["max_words"] = "text that is prepared as published"
+        if text.dictionaries:
+            reasons["dictionary_limit"] = "given dictionaries"
+        values = {
+            "merges": self.merges,
+            "dictionary_limit": self.dictionary_limit,
+            "max_ratio": self.cleaning.max_ratio,
+            "max_words": self.cleaning.max_words,
+        }
+        parameters = inspect.signature(type(self)).parameters
+        for name, reason in reasons.items():
+            if values[name] != parameters[name].default:
+                yield f"{name}={values[name]} has no effect with {reason}"
 
     # ---- text --------------------------------------------------------------------------------
 

@@ -40,7 +40,13 @@ class ToyTranslation(Generated, Translation):
     task = "toy_translation"
     title = "toy translation"
     default_tokens: Method = "words"
-    sets: tuple[str, ...] = ("path", "source_language", "target_language")
+    sets: tuple[str, ...] = (
+        "path",
+        "source_language",
+        "target_language",
+        "empty_lines",
+        "max_ratio",  # both sides have the same number of words
+    )
 
     @checks_arguments
     def __init__(
@@ -51,7 +57,14 @@ class ToyTranslation(Generated, Translation):
         data_seed: int = 0,
         **kwargs: Any,
     ) -> None:
-        super().__init__(path="", source_language="toy", target_language="yot", **kwargs)
+        super().__init__(
+            path="",
+            source_language="toy",
+            target_language="yot",
+            empty_lines="error",
+            max_ratio=None,
+            **kwargs,
+        )
         self._sizes = [num_words, max_clauses, data_seed]
 
     def identity(self) -> dict[str, Any]:

@@ -148,6 +148,19 @@ def test_prepared_text_with_its_codes_and_dictionaries(folder: Path, tmp_path: P
     assert module.tokenised_references("test") == raw.tokenised_references("test")
 
 
+def test_settings_that_the_text_leaves_no_use_for_are_named(folder: Path, logged) -> None:
+    words = opened(folder, tokens="words", merges=40)
+    (folder / "dict.de.txt").write_text(words.coder.source.text, "utf-8")
+    (folder / "dict.en.txt").write_text(words.coder.target.text, "utf-8")
+    opened(folder, tokens="words", merges=40, dictionary_limit=99, max_words=50)
+    told = [line for line in logged.messages if "has no effect" in line]
+    assert told == [
+        "translation: merges=40 has no effect with tokens=words",
+        "translation: merges=40 has no effect with tokens=words",
+        "translation: dictionary_limit=99 has no effect with given dictionaries",
+    ]
+
+
 def test_a_batch(words: Translation) -> None:
     module = words
     batches = list(islice(module.train_dataloader(), module.steps_per_epoch))
