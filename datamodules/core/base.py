@@ -357,7 +357,7 @@ class CachedDataModule(DataModule):
     def _present_sources(self) -> list[Path]:
         try:
             return self.sources()
-        except DataError:
+        except MissingDataError:
             return []
 
     def prepare_data(self) -> None:

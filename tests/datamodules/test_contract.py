@@ -121,15 +121,17 @@ def test_a_worker_gives_the_same_batches(name, tmp_path):
 
 
 # Of these a cache is made; the others read their files anew, or generate what they give.
+GENERATED = ("listops", "synthetic", "toy_translation")
 FROM_FILES = [
     name
     for name, cls in CLASSES.items()
-    if name in ALL and issubclass(cls, CachedDataModule) and name not in ("listops", "synthetic")
+    if issubclass(cls, CachedDataModule) and name not in GENERATED
 ]
 
 
 # Parts of releases that are neither samples nor labels.
 UNREAD = {"batches.meta", "README", "0_0.txt", "urls_pos.txt", "labeledBow.feat"}
+UNREAD |= {"vocab.bpe.32000"}
 
 
 @pytest.mark.parametrize("name", FROM_FILES)
@@ -144,7 +146,7 @@ def test_files_are_left_alone_and_a_change_of_any_makes_the_cache_stale(name, tm
     for path in paths[:: -(-len(paths) // 12)]:
         content = before[path]
         path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-        with pytest.raises(DataError, match="has changed"):
+        with pytest.raises(DataError, match=r"has changed|is empty or truncated"):
             built(name, folder).open()
         path.write_bytes(content)
     data.open()  # with the files as they were

@@ -1,8 +1,8 @@
 """Every option of every data module changes what the module gives, or is refused by its name.
 
 Each option is set away from its default, alone, over tiny data, and what the data module gives is
-compared with what it gives without: batches of each loader, sizes, the name of the cache, and calls
-that nothing else shows.
+compared with what it gives without: batches of each loader, sizes, calls that nothing else shows,
+and a line that the option has no effect. Another name of the cache counts for places only.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 import importlib
 import itertools
+import json
+import logging
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,6 +25,7 @@ from jsonargparse import ArgumentParser
 
 import datamodules
 from datamodules.core.base import CachedDataModule, DataModule
+from datamodules.text.translation.data import Translation
 from lit_probattn.base.errors import DataError
 from tests.datamodules.images.made import write_images
 from tests.datamodules.images.test_folder import write as write_pictures
@@ -31,6 +34,11 @@ from tests.datamodules.lra.test_text import write_folder as write_reviews
 from tests.datamodules.series.test_own import cases, write_long
 from tests.datamodules.series.test_uea import write as write_archive
 from tests.datamodules.text import made as texts
+from tests.datamodules.text.fine_tuning.made import write_squad
+from tests.datamodules.text.test_sentences import write as write_shards
+from tests.datamodules.text.translation import made as translations
+from tests.datamodules.text.translation.test_releases import write_pieces
+from tests.datamodules.trajectories.made import write as write_steps
 from tests.support.helpers import refuses_other_values, types_of
 
 # Every option is set beside all others, some of which void it.
@@ -79,11 +87,11 @@ def observed(data: DataModule) -> dict[str, Any]:
     """What a data module gives."""
     data.prepare_data()
     data.setup()
-    found: dict[str, Any] = {"headline": data.headline, "folder": str(data.cache_dir)}
+    found: dict[str, Any] = {"headline": data.headline}
     found["provenance"] = getattr(data, "provenance", None)
+    if isinstance(data, Translation):
+        found["encoded"] = data.encode(["A dog", "N1"])
     found["sizes"] = list(getattr(data, "compare_sizes", list)())
-    if isinstance(data, CachedDataModule):
-        found["cache"] = data.cache_spec.name
     for name in ("train", "val", "test", "predict"):
         loader: Any = getattr(data, f"{name}_dataloader")()
         found[name] = loader.loader.num_workers
@@ -92,18 +100,28 @@ def observed(data: DataModule) -> dict[str, Any]:
     return found
 
 
-def given_by(cls: type, options: dict[str, Any], call: str | None) -> Any:
-    """What such a data module gives, or the message by which it is refused."""
+def given_by(cls: type, options: dict[str, Any], call: str | None, place: bool = False) -> Any:
+    """What such a data module gives and, if asked, where; or the message by which it is refused."""
     seen: list[Any] = []
+    told = logging.Handler()
+    told.emit = lambda record: seen.append(record.getMessage())  # type: ignore[method-assign]
+    told.addFilter(lambda record: "has no effect" in record.getMessage())
+    logger = logging.getLogger("datamodules")
     with pytest.MonkeyPatch.context() as patch:
         if call is not None:
             module, _, name = call.rpartition(".")
             original = getattr(importlib.import_module(module), name)
             patch.setattr(call, lambda *a, **k: (seen.append(repr((a, k))), original(*a, **k))[1])
+        logger.addHandler(told)
         try:
-            return [observed(cls(**options)), seen]
+            data = cls(**options)
+            cached = isinstance(data, CachedDataModule)
+            where = [str(data.cache_dir), cached and data.cache_spec.name] if place else []
+            return [observed(data), where, seen]
         except (DataError, TypeError) as error:
             return str(error)
+        finally:
+            logger.removeHandler(told)
 
 
 # ---- the data, and what is given to every data module over it -----------------------------------
@@ -119,7 +137,10 @@ def write_table(folder: Path, content: str, name: str = "table.csv") -> None:
 
 
 def write_texts(folder: Path) -> None:
-    rows = [f"Word {i % 5} word {i},{'ab'[i % 2]},{'cd'[i // 20]},B {i}" for i in range(40)]
+    rows = [
+        f"Word {i % 5} word {i % 7} w{i // 3},{'ab'[i % 2]},{'cd'[i // 20]},B {i}"
+        for i in range(40)
+    ]
     write_table(folder, "\n".join(["text,label,y,body", *rows]) + "\n")
 
 
@@ -131,6 +152,22 @@ def write_pairs(folder: Path) -> None:
 def write_documents(folder: Path) -> None:
     lines = [f"Sentence {i} of Some words here." + "\n" * (i % 4 == 3) for i in range(80)]
     write_table(folder, "\n".join(lines) + "\n", "text.txt")
+
+
+def write_languages(folder: Path) -> None:
+    """Parallel text, and such text with an empty line."""
+    translations.write(folder / "data", (60, 20, 20))
+    translations.write(folder / "uneven", train_de="\n" + "ein\n" * 60, train_en="one\n" * 61)
+
+
+def write_questions(folder: Path) -> None:
+    """SQuAD 1.1, SQuAD 2.0, and SQuAD 1.1 with an answer at a wrong place."""
+    write_squad(folder / "data")
+    write_squad(folder / "unanswered", "2.0")
+    train = write_squad(folder / "wrong") / "train.json"
+    content = json.loads(train.read_text(encoding="utf-8"))
+    content["data"][0]["paragraphs"][0]["qas"][0]["answers"][0]["answer_start"] += 1
+    train.write_text(json.dumps(content), encoding="utf-8")
 
 
 def write_series(folder: Path) -> None:
@@ -175,6 +212,41 @@ OWN = {"val_fraction": 0.3, "test_fraction": 0.4, "split_seed": 7}
 LISTOPS = {"num_train": 12, "num_val": 5, "num_test": 5, "min_length": 3, "max_length": 30}
 STREAM = {"segment_len": 9, "batching": "segments", "vocab_size": 999, "val_stride": 3}
 STREAM |= {"test_stride": 3, "prompts": ["w1 w2"], "num_prompts": 3, "prompt_len": 5}
+
+# Of texts that a tokeniser encodes.
+ENCODED: dict[str, Any] = {
+    "tokenizer": "@/none",
+    "tokens": Option("bpe", {"vocab_limit": 300}),
+    "vocab_limit": 60,
+    "lower": False,
+    "max_length": 12,
+    "max_positions": 8,
+    "vocab_size": 999,
+    "bucket": 1,
+}
+
+
+def in_tokens(**values: Any) -> dict[str, Option]:
+    """Options of data whose batches are counted in tokens."""
+    made = options(max_tokens=100, eval_max_tokens=50, pad_multiple=8, **values)
+    others = ("batch_size", "eval_batch_size", "pad_to")
+    return {name: option for name, option in made.items() if name not in others}
+
+
+GENERATED = {"source": "generated"}
+HALVES = {"val_fraction": 0.3, "test_fraction": 0.3}
+PAIRS: dict[str, Any] = {
+    "tokens": "words",
+    "codes_file": "@/none",
+    "joint_dictionary": True,
+    "dictionary_limit": 20,
+    "lower": True,
+    "max_ratio": 1.1,
+    "max_words": 5,
+    "max_length": 9,
+    "too_long": Option("cut", {"max_length": 9}),
+}
+
 
 TABLE: dict[str, Data] = {
     "synthetic": Data(
@@ -318,7 +390,7 @@ TABLE: dict[str, Data] = {
             label_column="y",
             tokenizer="@/none",
             tokens=Option("bpe", {"vocab_limit": 300}),
-            vocab_limit=70,
+            vocab_limit=38,
             lower=False,
             max_length=9,
             max_positions=8,
@@ -396,6 +468,147 @@ TABLE: dict[str, Data] = {
             split_seed=3,
         ),
     ),
+    "pathfinder": Data(
+        {"difficulty": "hard", "num_images": 20, "batch_size": 4, "data_dir": HERE},
+        without_padding(
+            difficulty="easy",
+            resolution=128,
+            source="generated",
+            num_images=Option(30, GENERATED),
+            generator_seed=Option(3, GENERATED),
+            generated_dir=Option(
+                "@/made", GENERATED, call="datamodules.lra.pathfinder_release.list_metadata"
+            ),
+            num_processes=Option(1, GENERATED, call="datamodules.lra.pathfinder.num_useful"),
+            split="in_order",
+            split_seed=3,
+            key_mask=Option("all", call="datamodules.lra.arena.PixelCollate"),
+            parity_eval=2,
+            vocab_size=513,
+        ),
+        lra.write_pathfinder,
+    ),
+    "trajectories": Data(
+        {
+            "env": "hopper",
+            "quality": "medium",
+            "val_fraction": 0.5,
+            "data_dir": HERE,
+            "batch_size": 4,
+        },
+        without_padding(
+            predict_split="train",  # the test is on episodes that are played
+            env="walker2d",
+            quality="expert",
+            path="@/none.hdf5",
+            context_length=6,
+            return_scale=3.0,
+            val_fraction=0.2,
+            split_seed=3,
+        ),
+        lambda folder: write_steps(folder / "hopper_medium-v2.hdf5"),
+    ),
+    "lm1b": Data(
+        {"data_dir": HERE, "subwords": 280, "test_shards": 20, "max_length": 16, "max_tokens": 64},
+        in_tokens(
+            corpus=Option("other", told="corpus=other"),
+            subwords=270,
+            tokenizer_file="@/none",
+            test_shards=2,
+            val_shards=2,
+            val_fraction=0.3,
+            test_fraction=0.3,
+            paragraphs=Option(True, call="datamodules.text.sentences.release.sentences_of"),
+            max_length=9,
+            pack=True,
+            vocab_size=999,
+            prompts=["the of"],
+            num_prompts=3,
+            prompt_len=5,
+        ),
+        write_shards,
+    ),
+    "pretraining_text": Data(
+        {"path": "@/text.txt", "batch_size": 4, "vocab_limit": 80, **HALVES},
+        options(
+            **ENCODED,
+            path="@/none.txt",
+            documents="line",
+            next_sentence=False,
+            val_fraction=0.2,
+            test_fraction=0.2,
+            split_seed=7,
+            pack=Option(True, {"next_sentence": False}),
+        ),
+        write_documents,
+    ),
+    "question_answering": Data(
+        {
+            "path": "@/data",
+            "batch_size": 4,
+            "vocab_limit": 120,
+            "max_length": 24,
+            "max_query_length": 6,
+            "pad_multiple": 1,
+        },
+        options(
+            **ENCODED,
+            path="@/none",
+            version=Option("2.0", {"path": "@/unanswered"}),
+            stride=3,
+            max_query_length=3,
+            wrong_offsets=Option("leave_out", {"path": "@/wrong"}),
+            new_path="@/data/dev.json",
+            predict_split="train",  # the validation split is also the test split
+        ),
+        write_questions,
+    ),
+    "translation": Data(
+        {"path": "@/data", "max_tokens": 300, "merges": 50},
+        in_tokens(
+            **PAIRS,
+            path="@/none",
+            source_language="en",
+            target_language="fr",
+            merges=30,
+            empty_lines=Option("drop", {"path": "@/uneven"}),
+        ),
+        write_languages,
+    ),
+    "iwslt14": Data(
+        {"data_dir": HERE, "max_tokens": 300, "merges": 50},
+        in_tokens(
+            **{**PAIRS, "lower": False, "max_words": 9, "max_ratio": 1.3},
+            source_language="en",
+            target_language="de",
+            merges=30,
+        ),
+        translations.write_iwslt,
+    ),
+    "wmt14": Data(
+        {"data_dir": HERE, "max_tokens": 300},
+        in_tokens(
+            **{**PAIRS, "joint_dictionary": False},
+            source_language="de",
+            target_language="en",
+            merges=30,
+        ),
+        write_pieces,
+    ),
+    "toy_translation": Data(
+        {"num_train": 40, "num_val": 9, "num_test": 9},
+        in_tokens(
+            **{n: v for n, v in PAIRS.items() if n not in ("tokens", "max_ratio")},
+            tokens="subwords",
+            merges=Option(2, {"tokens": "subwords"}),
+            num_train=41,
+            num_val=10,
+            num_test=11,
+            num_words=9,
+            max_clauses=2,
+            data_seed=3,
+        ),
+    ),
 }
 
 
@@ -414,28 +627,27 @@ def unread(name: str, folder: Path) -> dict[str, str]:
     """What is wrong with the options of a data module, by their names."""
     data, wrong = TABLE[name], {}
     data.write(folder)
-    build = partial(given_by, CLASSES[name])
     common = {"cache_dir": "@/cache", **data.given}
     known: dict[str, Any] = {}  # by the options without the one that is looked at
     for option, entry in data.options.items():
         without = placed(folder, {**common, **entry.others})
-        if option in ("data_dir", "cache_dir"):
-            del without["cache_dir"]
         value = placed(folder, {option: entry.value})
-        if entry.call:
+        place = option in ("data_dir", "cache_dir")
+        if place:
+            del without["cache_dir"]
+        build = partial(given_by, CLASSES[name], call=entry.call, place=place)
+        if entry.call or place:
             shutil.rmtree(folder / "cache", ignore_errors=True)
-        if entry.call:
-            before = build(without, entry.call)
+            before = build(without)
+            # Nothing is called where the cache is there.
+            shutil.rmtree(folder / "cache", ignore_errors=True)
         else:
             if repr(without) not in known:
-                known[repr(without)] = build(without, None)
+                known[repr(without)] = build(without)
             before = known[repr(without)]
-        if entry.call:  # nothing is called where the cache is there
-            shutil.rmtree(folder / "cache", ignore_errors=True)
-        after = build({**without, **value}, entry.call)
-        same = before == after
+        after = build({**without, **value})
         names = [entry.told] if entry.told else [option, str(value[option])]
-        if same:
+        if before == after:
             wrong[option] = "changes nothing"
         elif isinstance(after, str) and not any(x in after for x in names):
             wrong[option] = f"is refused without its name: {after}"
@@ -444,39 +656,15 @@ def unread(name: str, folder: Path) -> dict[str, str]:
     return wrong
 
 
-# Data modules whose options are not in the table yet.
-OPEN = {
-    "iwslt14",
-    "lm1b",
-    "pathfinder",
-    "pretraining_text",
-    "question_answering",
-    "toy_translation",
-    "trajectories",
-    "translation",
-    "wmt14",
-}
-
-
-def test_every_data_module_is_in_the_table_or_named_as_open():
-    assert TABLE.keys() | OPEN == CLASSES.keys()
-    assert not TABLE.keys() & OPEN
-
-
-# What the others need before an option is looked at.
-NEEDED = {
-    "pathfinder": {"difficulty": "easy"},
-    "trajectories": {"env": "Hopper", "quality": "medium"},
-}
+def test_every_data_module_is_in_the_table():
+    assert TABLE.keys() == CLASSES.keys()
 
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_an_argument_has_a_value_of_its_type(name, tmp_path):
-    given = NEEDED.get(name, {})
-    if name in TABLE:
-        TABLE[name].write(tmp_path)
-        given = TABLE[name].given
-    make, options = partial(CLASSES[name], **placed(tmp_path, given)), options_of(CLASSES[name])
+    TABLE[name].write(tmp_path)
+    make = partial(CLASSES[name], **placed(tmp_path, TABLE[name].given))
+    options = options_of(CLASSES[name])
     kinds = types_of(CLASSES[name])
     free = refuses_other_values(make, {option: kinds[option] for option in options})
     assert "predict_split" not in free
