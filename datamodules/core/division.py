@@ -6,20 +6,27 @@ added, and equal samples are always in the same split.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
 
 from datamodules.core.base import DataModule
-from lit_probattn.base.arguments import OnlyWith, checks_arguments
+from lit_probattn.base.arguments import OnlyWith, changed_arguments, checks_arguments
 from lit_probattn.base.errors import DataError
 from lit_probattn.base.files import fingerprint
 
 __all__ = ["Divided", "HeldOut", "check_shares", "divide"]
 
 
+_log = logging.getLogger("datamodules")
+_GIVEN = {
+    "val_fraction": "the validation split has files",
+    "test_fraction": "the test split has files",
+    "split_seed": "every split has files",
+}
 _HELD_OUT = OnlyWith(split="held_out", select_on="val")  # where there are protocols
 
 
@@ -69,6 +76,21 @@ class Divided(HeldOut):
         super().__init__(**kwargs)
         check_shares(test_fraction=test_fraction, val_fraction=self.val_fraction)
         self.shares = {"test": test_fraction, "val": self.val_fraction}
+
+    def missing_shares(self, present: Collection[str]) -> dict[str, float]:
+        """Return the fraction of each split that has no files.
+
+        Settings of the division that the present splits leave no use for are one warning each.
+        """
+        unused: dict[str, float] = {
+            f"{name}_fraction": share for name, share in self.shares.items() if name in present
+        }
+        missing = {name: share for name, share in self.shares.items() if name not in present}
+        if not missing:
+            unused["split_seed"] = self.split_seed
+        for name, value in changed_arguments(type(self), unused).items():
+            _log.warning("%s=%s has no effect: %s", name, value, _GIVEN[name])
+        return missing
 
 
 def check_shares(**shares: float) -> None:

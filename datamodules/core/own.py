@@ -7,7 +7,7 @@ import re
 import shlex
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,7 +18,7 @@ import numpy as np
 
 from datamodules.core.base import CachedDataModule, DataModule, Split
 from datamodules.core.cache import Cache, CacheWriter, ensure_cache
-from datamodules.core.division import Divided, check_shares, divide
+from datamodules.core.division import Divided, divide
 from datamodules.core.files import expand, missing
 from datamodules.core.new_samples import UNLABELLED, NewSamples, is_labelled, new_spec
 from datamodules.core.tables import TABLES
@@ -104,16 +104,15 @@ class OwnFiles:
         val_path: str | None,
         test_path: str | None,
         suffixes: Sequence[str],
-        shares: dict[str, float],
+        shares: Callable[[Collection[str]], dict[str, float]],
         seed: int,
     ) -> OwnFiles:
         """Find the files at a path: a file, or a folder with a file for each split.
 
         Raises:
-            DataError: The path is not set or has the wrong type, or a fraction is invalid.
+            DataError: The path is not set or has the wrong type.
             MissingDataError: The path does not exist.
         """
-        check_shares(**{f"{name}_fraction": share for name, share in shares.items()})
         location = required_path(path)
         files = {"train": location}
         if location.is_dir():
@@ -126,7 +125,7 @@ class OwnFiles:
         if location.is_dir():
             names = [path.name for path in _inside(location, suffixes)]
             warn_ignored(location, names, [path.name for path in files.values()])
-        return cls(files, {k: v for k, v in shares.items() if k not in files}, seed)
+        return cls(files, shares(files), seed)
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that determine the splits; plain JSON values."""
@@ -277,8 +276,8 @@ class OwnSamples(NewSamples, AtPath, Divided, ClassMap, CachedDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        given = (self.given_path, val_path, test_path)
-        self._find = partial(OwnFiles.find, *given, self.suffixes, self.shares, self.split_seed)
+        given = (self.given_path, val_path, test_path, self.suffixes)
+        self._find = partial(OwnFiles.find, *given, self.missing_shares, self.split_seed)
         self.allow_overlap = allow_overlap
         if not self.is_release:
             _ = self.files  # raise errors of the path immediately

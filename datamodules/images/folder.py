@@ -119,7 +119,7 @@ class ImageFolder(NewSamples, AtPath, Divided, ImageNet):
             for name, files in found.items()
         }
         _reject_overlap(found, digests)
-        shares = {name: share for name, share in self.shares.items() if name not in found}
+        shares = self.missing_shares(found)
         if not shares:
             return found
         train, result = found["train"], dict(found)

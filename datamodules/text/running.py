@@ -218,6 +218,7 @@ class OwnText(NewSamples, AtPath, Divided, TextStream):
     def _separate(self, named: dict[str, Path], files: Sequence[Path]) -> dict[str, TextSource]:
         """Return separate splits, which must differ; warn about other files of the folder."""
         warn_ignored(self.path, self._inside(files), self._inside(named.values()))
+        self.missing_shares(named)
         found = {name: _source(path) for name, path in named.items()}
         digests: dict[bytes, TextSource] = {}
         for source in found.values():

@@ -330,6 +330,16 @@ def _without_effect(
     return found
 
 
+def changed_arguments(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that differ from the defaults of a class, for arguments that it has."""
+    parameters = _signature_of(cls).parameters
+    return {
+        name: value
+        for name, value in values.items()
+        if name in parameters and not _is_same(value, parameters[name].default)
+    }
+
+
 def _is_same(value: object, default: object) -> bool:
     """Whether a value is the default; configurations contain lists in place of tuples."""
     both = (value, default)

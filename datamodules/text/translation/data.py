@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -29,7 +28,13 @@ from datamodules.text.translation.preparation import (
     is_prepared,
     read_codes,
 )
-from lit_probattn.base.arguments import Count, Range, check_argument, checks_arguments
+from lit_probattn.base.arguments import (
+    Count,
+    Range,
+    changed_arguments,
+    check_argument,
+    checks_arguments,
+)
 from lit_probattn.base.errors import (
     DataError,
     MissingDataError,
@@ -279,10 +284,9 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
             "max_ratio": self.cleaning.max_ratio,
             "max_words": self.cleaning.max_words,
         }
-        parameters = inspect.signature(type(self)).parameters
-        for name, reason in reasons.items():
-            if values[name] != parameters[name].default:
-                yield f"{name}={values[name]} has no effect with {reason}"
+        for name, value in changed_arguments(type(self), values).items():
+            if name in reasons:
+                yield f"{name}={value} has no effect with {reasons[name]}"
 
     # ---- text --------------------------------------------------------------------------------
 

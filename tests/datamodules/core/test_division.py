@@ -6,8 +6,10 @@ import random
 
 import pytest
 
+from datamodules import ImageFolder, LabelledTexts, OwnText
 from datamodules.core.division import HeldOut, check_shares, divide
 from lit_probattn.base.errors import DataError
+from tests.datamodules.images.test_folder import write as write_images
 
 SHARES = {"test": 0.2, "val": 0.1}
 
@@ -65,3 +67,40 @@ def test_data_hold_out_some_samples_and_not_all_unless_their_class_may_hold_out_
     else:
         with pytest.raises(DataError, match="val_fraction must be at least 0 and below 1"):
             may(val_fraction=share)
+
+
+def given_files(folder, name):
+    """A data module of `name` with a file or folder for each split."""
+    folder.mkdir()
+    if name == "own_images":
+        for number, split in enumerate(("train", "val", "test")):
+            write_images(folder / split, count=8, seed=number)
+        return ImageFolder, {"path": str(folder)}
+    for number, split in enumerate(("train", "val", "test")):
+        rows = [f"w{number}x{i} text,{'ab'[i % 2]}" for i in range(9)]
+        (folder / f"{split}.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+        (folder / f"{split}.txt").write_text("\n".join(rows * 9) + "\n")
+    if name == "own_text":
+        return OwnText, {"path": str(folder), "segment_len": 5}
+    return LabelledTexts, {"path": str(folder)}
+
+
+@pytest.mark.parametrize("name", ["own_texts", "own_text", "own_images"])
+def test_settings_of_a_division_that_is_not_made_are_named(name, tmp_path, logged):
+    kind, given = given_files(tmp_path / "data", name)
+    for settings in ({}, {"val_fraction": 0.3}, {"test_fraction": 0.2, "split_seed": 3}):
+        kind(**given, cache_dir=str(tmp_path / "cache"), **settings).setup()
+        named = {line.split("=")[0] for line in logged.messages if "has no effect" in line}
+        assert named == settings.keys()
+        logged.records.clear()
+
+
+def test_a_fraction_of_a_split_with_a_file_is_named(tmp_path, logged):
+    given_files(tmp_path / "data", "own_texts")
+    files = {n: str(tmp_path / "data" / f"{n}.csv") for n in ("train", "val")}
+    settings = {"val_fraction": 0.3, "test_fraction": 0.2, "split_seed": 3}
+    data = LabelledTexts(path=files["train"], val_path=files["val"], **settings)
+    assert [line for line in logged.messages if "has no effect" in line] == [
+        "val_fraction=0.3 has no effect: the validation split has files"
+    ]
+    assert data.files.shares == {"test": 0.2}
