@@ -15,31 +15,7 @@ from lit_probattn.base.arguments import Count, arguments_of, takes
 from lit_probattn.models.classifiers import Classifier
 from lit_probattn.models.classifiers import PairClassifier as PairModel
 from lit_probattn.tasks.base import Batch, Split, Task
-
-
-class WeightedMean(Metric):
-    """Weighted mean over all batches and ranks that propagates NaN.
-
-    torchmetrics' MeanMetric drops NaN with a warning or, with its check disabled, ignores the
-    weights.
-    """
-
-    total: Tensor
-    weight: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        for name in ("total", "weight"):
-            self.add_state(name, torch.tensor(0.0), dist_reduce_fx="sum")
-
-    def update(self, value: Tensor, weight: Tensor) -> None:
-        """Add values (B,) with weights (B,)."""
-        self.total += (value * weight).sum()
-        self.weight += weight.sum()
-
-    def compute(self) -> Tensor:
-        """Return the mean."""
-        return self.total / self.weight
+from lit_probattn.tasks.distributed import sum_over_ranks
 
 
 def reset_metrics(*every: nn.ModuleDict) -> None:
@@ -68,7 +44,7 @@ class LabelTask(Task):
         self.keep_arguments()  # including the subclass's
         self.num_classes = num_classes
         splits = get_args(Split)
-        self.losses = nn.ModuleDict({split: WeightedMean() for split in splits})
+        self._losses = torch.zeros(2, dtype=torch.float64)  # sum, samples
         self.accuracies = nn.ModuleDict(
             {split: MulticlassAccuracy(num_classes, average="micro") for split in splits}
         )
@@ -123,18 +99,25 @@ class LabelTask(Task):
         logits = self(batch)
         real = batch["sample_ids"] >= 0
         losses = F.cross_entropy(logits, batch["target"], reduction="none")
-        mean, accuracy = (cast(Metric, kind[split]) for kind in (self.losses, self.accuracies))
-        mean.update(torch.where(real, losses, 0.0), weight=real.float())
+        accuracy = cast(Metric, self.accuracies[split])
+        total = torch.where(real, losses.double(), 0.0).sum()
+        self._losses += torch.stack([total, real.sum().double()]).to(self._losses)
         if bool(real.any()):
             accuracy.update(logits[real], batch["target"][real])
         self._evaluate_more(logits[real], batch["target"][real], split)
-        once: Any = {"on_step": False, "on_epoch": True}
-        self.log(f"{split}/loss", mean, **once)
-        self.log(f"{split}/accuracy", accuracy, prog_bar=split == "val", **once)
+        bar = split == "val"
+        self.log(f"{split}/accuracy", accuracy, prog_bar=bar, on_step=False, on_epoch=True)
+
+    def log_scores(self, split: Split) -> None:
+        """Log the mean loss."""
+        total, count = sum_over_ranks(self._losses.to(self.device))
+        self.log(f"{split}/loss", total / count)
+        self._losses.zero_()
 
     def reset_scores(self) -> None:
         """Discard the sums of the metrics."""
-        reset_metrics(self.losses, self.accuracies)
+        self._losses.zero_()
+        reset_metrics(self.accuracies)
 
     def _evaluate_more(self, logits: Tensor, target: Tensor, split: Split) -> None:
         """Hook for further metrics, on the R real rows of a batch; R may be 0."""

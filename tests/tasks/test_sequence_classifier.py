@@ -37,6 +37,21 @@ def test_metrics_count_every_sample_once():
     assert values["test/loss"] == pytest.approx(F.cross_entropy(logits, targets).item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("precision", ["bf16-true", "16-true"])
+def test_sums_of_losses_are_exact_in_low_precision(precision):
+    """In bfloat16, sums of 401 ones would end at 256."""
+    module, samples = task(), data(num_test=401, eval_batch_size=1)
+    (values,) = trainer(precision=precision).test(module, samples, verbose=False)
+    module.eval()
+    with torch.inference_mode():
+        losses = [
+            F.cross_entropy(module(batch), batch["target"]).double()
+            for batch in samples.test_dataloader()
+        ]
+    assert len(losses) == 401
+    assert values["test/loss"] == pytest.approx(float(torch.stack(losses).mean()), rel=1e-9)
+
+
 def test_scores_leave_out_fill_up_rows(monkeypatch):
     module, rows = task().double().eval(), all_samples("val")
     monkeypatch.setattr(module, "log", lambda *_, **options: None)
@@ -46,12 +61,16 @@ def test_scores_leave_out_fill_up_rows(monkeypatch):
     loader.setup()
     batch = loader.collate()([loader.split("val")[i] for i in (0, 1, 2, 5, 5)])
     batch["sample_ids"] = torch.tensor([0, 1, 2, -1, -1])
-    module.evaluate(batch, "val")
+    with torch.no_grad():
+        module.evaluate(batch, "val")
     logits = [module.model(b["inputs"], key_mask=b["key_mask"])[0] for b in rows[:3]]
     targets = [int(b["target"]) for b in rows[:3]]
     losses = [-x.log_softmax(0)[y].item() for x, y in zip(logits, targets, strict=True)]
     right = [float(x.argmax() == y) for x, y in zip(logits, targets, strict=True)]
-    assert float(module.losses["val"].compute()) == pytest.approx(sum(losses) / 3, rel=1e-6)
+    logged = {}
+    monkeypatch.setattr(module, "log", lambda name, value, **options: logged.update({name: value}))
+    module.log_scores("val")
+    assert float(logged["val/loss"]) == pytest.approx(sum(losses) / 3, rel=1e-9)
     assert float(module.accuracies["val"].compute()) == pytest.approx(sum(right) / 3)
 
 

@@ -89,8 +89,6 @@ LAYOUTS = {
     "processes": TWO_PROCESSES,
     "both": (*two_parts(2), *TWO_PROCESSES),
 }
-# Means of torchmetrics, which sums in single precision; the order of the sum differs by layout.
-SINGLE = {("mnli", "val/loss")}
 # What must be compared, so that a task cannot pass by logging nothing.
 LOGGED = {
     "bert_pretraining": {"val/mlm_loss", "val/nsp_loss", "val/nsp_error"},
@@ -136,8 +134,7 @@ def test_layouts_train_alike(whole, tmp_path_factory, name, layout):
         for key in first:
             assert bool(first[key]) == bool(second[key]), key
             if key.startswith(("train/", "val/")) and first[key]:
-                single = key.endswith("accuracy") or (name, key) in SINGLE
-                rel = 1e-6 if single else 1e-9
+                rel = 1e-6 if key.endswith("accuracy") else 1e-9
                 assert float(second[key]) == pytest.approx(float(first[key]), rel=rel), key
     states = [newest_state(only_version(folder))["state_dict"] for folder in (whole(name), other)]
     for weight, tensor in states[0].items():
