@@ -75,7 +75,8 @@ def check_trainer(trainer: pl.Trainer) -> None:
 
     Raises:
         ValueError: `max_steps` is missing, `max_epochs` or `limit_train_batches` is set, a number
-            of batches is below 1, or gradients are clipped to a negative norm.
+            of batches is below 1 or ends within an optimiser step, or gradients are clipped to a
+            negative norm.
     """
     if trainer.max_steps < 1:
         raise ValueError(
@@ -116,6 +117,19 @@ def check_trainer(trainer: pl.Trainer) -> None:
         raise ValueError(
             f"trainer.val_check_interval must be positive, received {interval}: number of "
             "micro-batches between validations; --trainer.limit_val_batches 0 disables validation"
+        )
+    for name in ("val_check_interval", "overfit_batches"):
+        _check_multiple(name, getattr(trainer, name, None), trainer.accumulate_grad_batches)
+
+
+def _check_multiple(name: str, count: Any, parts: int) -> None:
+    """Raise if a number of micro-batches ends within an optimiser step."""
+    if isinstance(count, int) and count % parts:
+        raise ValueError(
+            f"trainer.{name} counts micro-batches and must be a multiple of "
+            f"trainer.accumulate_grad_batches {parts}, received {count}: set "
+            f"--trainer.{name} {-(-count // parts) * parts}, or {count * parts} for {count} "
+            "optimiser steps"
         )
 
 

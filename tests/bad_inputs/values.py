@@ -88,7 +88,12 @@ def _values() -> Iterator[Case]:
     yield case("`max_steps -1`", training(max_steps=-1))
     yield case("`max_steps` beyond the schedule", training(max_steps=17))
     yield case("`warmup_steps` as long as the schedule", model(warmup_steps=16))
-    yield case("`accumulate_grad_batches 3` of 8", training(accumulate_grad_batches=3))
+    thirds = {"accumulate_grad_batches": 3, "val_check_interval": 9}
+    yield case("`accumulate_grad_batches 3` of 8", training(**thirds))
+    parts = {"accumulate_grad_batches": 2, "val_check_interval": 5}
+    yield case("`val_check_interval 5` of steps of 2 parts", training(**parts))
+    overfitted = {"accumulate_grad_batches": 2, "overfit_batches": 3}
+    yield case("`overfit_batches 3` of steps of 2 parts", training(**overfitted))
     yield case("`accumulate_grad_batches 0`", training(accumulate_grad_batches=0))
     yield case("`val_check_interval 0`", training(val_check_interval=0))
     yield case("`max_epochs 2`", training(max_epochs=2))

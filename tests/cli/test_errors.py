@@ -34,7 +34,14 @@ WRONG = [
     (["--model.init_args.schedule", "onecycle"], "schedule: expected one of 'one_cycle'"),
     ([f"--{ATTENTION}.init_args.num_heads", "0"], f"{ATTENTION}.init_args: num_heads must be"),
     (["--run.keep_checkpoints", "1"], "run.keep_checkpoints must be at least 2, received 1"),
-    (["--trainer.accumulate_grad_batches", "3"], "batch_size=8.*accumulate_grad_batches=3"),
+    (
+        ["--trainer.accumulate_grad_batches", "3", "--trainer.val_check_interval", "9"],
+        "batch_size=8.*accumulate_grad_batches=3",
+    ),
+    (  # validations would be in the middle of steps
+        ["--trainer.accumulate_grad_batches", "2", "--trainer.val_check_interval", "5"],
+        "val_check_interval .* multiple of .*batches 2, received 5: .*interval 6, or 10 for 5 opt",
+    ),
     (["--trainer.strategy", "dpp"], "invalid strategy name"),
     (["--config", "configs"], "configs is a folder; expected a YAML file"),
 ]
@@ -60,6 +67,10 @@ MORE = [
         "^error: trainer.logger: (WandbLogger requires the package wandb|No API key)",
     ),
     (["--trainer.max_steps", "17"], "exceeds schedule_steps 16"),
+    (
+        ["--trainer.accumulate_grad_batches", "2", "--trainer.overfit_batches", "3"],
+        "overfit_batches .* multiple of .*batches 2, received 3: .*overfit_batches 4",
+    ),
     (["--model.init_args.warmup_steps", "16"], "warmup_steps 16 and schedule_steps 16"),
     ([f"--{ATTENTION}.init_args.num_kv_heads", "3"], "num_kv_heads must divide num_heads"),
     (["--config", "/dev/null"], "/dev/null is not a regular file; expected a YAML file"),
