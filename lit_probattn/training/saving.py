@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import Callback, Checkpoint, Timer
+from lightning.pytorch.callbacks import Callback, Checkpoint, EarlyStopping, Timer
+from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 
 from lit_probattn.tasks.base import Task
 from lit_probattn.tasks.distributed import agree_on_signal
@@ -164,7 +165,20 @@ class RunCheckpoint(Checkpoint):
     on_validation_start: Any = on_train_batch_start
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Run the validation that was due when the checkpoint was saved."""
+        """Run the validation that was due at the checkpoint; end a run that was stopped early."""
+        callbacks: list[Any] = getattr(trainer, "callbacks", [])
+        for callback in callbacks if self.folder is not None else ():
+            if (
+                isinstance(callback, EarlyStopping)
+                and callback.stopping_reason != EarlyStoppingReason.NOT_STOPPED
+            ):
+                trainer.should_stop = True
+                if trainer.is_global_zero:
+                    print(
+                        f"nothing to train: the run was stopped early at step "
+                        f"{trainer.global_step}: {callback.stopping_reason_message}",
+                        flush=True,
+                    )
         if self._validation_is_due:
             self._save_after_validation = True
             validate_now(trainer)

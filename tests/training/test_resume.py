@@ -168,6 +168,25 @@ def test_the_last_step_is_saved(uninterrupted, tmp_path, monkeypatch, where, ste
     assert losses[0] == losses[1]
 
 
+def test_a_run_that_was_stopped_early_is_not_trained_on(tmp_path, capsys):
+    """Of the validations after steps 4 and 6, the first ends the run."""
+    name, limit = (
+        "lightning.pytorch.callbacks.EarlyStopping",
+        "--trainer.callbacks.stopping_threshold",
+    )
+    watch = ("--trainer.callbacks.monitor", "val/accuracy", "--trainer.callbacks.mode", "max")
+    more = ("--trainer.callbacks+", name, *watch, limit, "-1.0")
+    run(stateful("fit", tmp_path, *more))
+    version = only_version(tmp_path)
+    ended, rows = fingerprint(version), metrics(version)
+    assert newest_state(version)["global_step"] == len(rows) == 4
+    capsys.readouterr()
+    run(stateful("fit", tmp_path, *more, "--ckpt_path", "last"))
+    assert fingerprint(version) == ended
+    assert metrics(version) == rows
+    assert "nothing to train: the run was stopped early at step 4: " in capsys.readouterr().out
+
+
 def test_a_time_limit_cuts_a_run_into_pieces(uninterrupted, tmp_path, monkeypatch):
     """Each start has the whole time, and saves its last step, which may be half done by then."""
     now, ends = [0.0], []
