@@ -8,7 +8,14 @@ from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    Callback,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    StochasticWeightAveraging,
+    Timer,
+)
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
@@ -43,6 +50,25 @@ from lit_probattn.tasks.schedules import (
 
 MAX_OVERFLOWS_IN_A_ROW = 10
 Split = Literal["val", "test"]
+# Callbacks of Lightning that would have another effect than intended.
+_UNUSABLE: dict[type[Callback], str] = {
+    BatchSizeFinder: (
+        "changes batch_size, the number of samples of an optimiser step: remove it; "
+        "--trainer.accumulate_grad_batches makes micro-batches smaller"
+    ),
+    GradientAccumulationScheduler: (
+        "changes the number of micro-batches of a step, by which the data are already divided: "
+        "remove it, and set --trainer.accumulate_grad_batches"
+    ),
+    LearningRateFinder: (
+        "does not support tasks that set the learning rate before every step: remove it, and "
+        "compare runs with several --lr"
+    ),
+    StochasticWeightAveraging: (
+        "counts epochs, but the training data are one endless epoch: remove it; --ckpt_path "
+        "average-10 evaluates the mean of the newest checkpoints"
+    ),
+}
 _UNCHANGED = "The weights were not updated."
 
 
@@ -75,8 +101,8 @@ def check_trainer(trainer: pl.Trainer) -> None:
 
     Raises:
         ValueError: `max_steps` is missing, `max_epochs` or `limit_train_batches` is set, a number
-            of batches is below 1 or ends within an optimiser step, or gradients are clipped to a
-            negative norm.
+            of batches is below 1 or ends within an optimiser step, gradients are clipped to a
+            negative norm, or a callback changes what the task sets.
     """
     if trainer.max_steps < 1:
         raise ValueError(
@@ -98,6 +124,10 @@ def check_trainer(trainer: pl.Trainer) -> None:
             "data, which are one endless epoch; --trainer.max_steps sets the length of a run, and "
             "python -m lit_probattn validate does not train"
         )
+    for callback in getattr(trainer, "callbacks", ()):
+        reason = next((text for kind, text in _UNUSABLE.items() if isinstance(callback, kind)), "")
+        if reason:
+            raise ValueError(f"trainer.callbacks: {type(callback).__name__} {reason}")
     timers = [c for c in getattr(trainer, "callbacks", ()) if isinstance(c, Timer)]
     if any(timer.time_remaining() == 0 for timer in timers):
         raise ValueError("trainer.max_time must be positive: no step would be trained")

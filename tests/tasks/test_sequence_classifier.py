@@ -5,6 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    StochasticWeightAveraging,
+)
 from lightning.pytorch.loggers.logger import DummyLogger
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
@@ -92,6 +98,21 @@ def test_training_loss_is_logged_over_the_whole_step():
         run.fit(task(), data())
         losses.append(float(run.callback_metrics["train/loss"]))
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [
+        BatchSizeFinder(),
+        GradientAccumulationScheduler({0: 4}),
+        LearningRateFinder(),
+        StochasticWeightAveraging(0.1, swa_epoch_start=1),
+    ],
+    ids=lambda callback: type(callback).__name__,
+)
+def test_callbacks_that_change_what_the_task_sets_are_refused(callback):
+    with pytest.raises(ValueError, match=f"trainer.callbacks: {type(callback).__name__} .*--"):
+        trainer(callbacks=[callback]).fit(task(), data())
 
 
 def test_it_learns():
