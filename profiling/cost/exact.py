@@ -67,14 +67,16 @@ def backend_macs(
 
     In the forward pass, a fused backend may run more products than the reference: extra coordinates
     for norms and priors, and values once per component. Forward and backward together are three
-    times the forward pass plus recomputation: blockwise and PyTorch's fused attention recompute the
-    scores (five products in backward for two in forward).
+    times the forward pass, twice for products with constants, plus recomputation: blockwise and
+    PyTorch's fused attention recompute the scores (five products in backward for two in forward).
     """
     cost = attention_cost(layer, seq_len)
     macs = cost.macs
     scale = layer.num_heads * seq_len * seq_len
     if cost.pair_macs is None:
-        return macs * (3 if train else 1) if backend == layer.core.makes.stated_backend else None
+        if backend != layer.core.makes.stated_backend:
+            return None
+        return 3 * macs - cost.constant_macs if train else macs
     if backend not in BACKENDS or backend == "auto":
         return None
     reference, run = (cost.pair_macs(name, dtype) for name in ("reference", backend))

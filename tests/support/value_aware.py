@@ -49,7 +49,7 @@ def kernel_weights(
     if kernel != "elu":
         raise ValueError(f"kernel must be exp, poly or elu, received {kernel!r}")
     features = FeatureMap("elu")
-    products = features.query(query, None) @ features.key(key, None, None).mT
+    products = features.query(query, None) @ features.key(key, None)[0].mT
     if allowed is not None:
         products = products.masked_fill(~allowed, 0.0)
     total = products.sum(-1, keepdim=True)

@@ -55,6 +55,8 @@ class Cost:
         terms: the difference between `macs` and `paper_flops`, itemised if known.
         break_even_head_dim: head size above which the N² term of the scores is below the term of
             MHA. None means that there is none.
+        constant_macs: multiply-adds of `macs` with constants such as random features, which have
+            no gradient.
     """
 
     paper_flops: int
@@ -64,6 +66,7 @@ class Cost:
     pair_macs: Callable[[str, torch.dtype], PairMacs] | None = field(default=None, compare=False)
     terms: tuple[CostTerm, ...] = field(default=(), compare=False)
     break_even_head_dim: float | None = None
+    constant_macs: int = 0
 
 
 @dataclass(frozen=True)

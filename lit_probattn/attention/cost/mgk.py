@@ -136,9 +136,8 @@ def linear(sizes: Sizes, features: Features) -> Cost:
         flops += kv * f * (n - 1) + h * n * (2 * f - 1) + h * n * e_v
     flops += product_flops(n, h * e_v, c)
     macs = sizes.projection_macs + n * f * (e_v + features.divides) * (h + kv)
-    if features.are_drawn:
-        macs += n * f * e * (h + kv * sizes.heads.keys_per_head)
-    return Cost(flops, macs, sizes.num_parameters)
+    drawn = n * f * e * (h + kv * sizes.heads.keys_per_head) if features.are_drawn else 0
+    return Cost(flops, macs + drawn, sizes.num_parameters, constant_macs=drawn)
 
 
 # ---- products of the backends -------------------------------------------------------------------

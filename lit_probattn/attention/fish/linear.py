@@ -272,7 +272,7 @@ def _linear_fish(given: HeadCall, arguments: LinearFiSH, *, materialise: bool) -
     dtype, form = query.dtype, arguments.form
     noise, state, last_bias = arguments.noise, arguments.state, arguments.last_bias
     rows = form.features.query(query, None)
-    cols = real_keys(form.features.key(key, None, None), masks)
+    cols = real_keys(form.features.key(key, None)[0], masks)
     value = drop_values(value, dropout)
     mixing, norm_mix = arguments.mixing.to(dtype), arguments.norm_mix.to(dtype)
     last_bias = None if last_bias is None else last_bias.to(dtype)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from lit_probattn.attention.cache import LinearState
 from lit_probattn.attention.draws import is_traced
 from lit_probattn.base.arguments import check_argument
 from lit_probattn.base.graphs import is_transformed, written
@@ -62,41 +63,39 @@ class FeatureMap:
             return exponents.softmax(-1)
         return torch.exp(exponents - exponents.detach().amax(-1, keepdim=True))
 
-    def key_scale(
-        self, key: Tensor, projection: Tensor | None, key_mask: Tensor | None
-    ) -> Tensor | None:
-        """Return the log of the divisor of `key`, (B, H, 1, 1); −inf without real keys.
+    def key(
+        self,
+        x: Tensor,
+        projection: Tensor | None,
+        key_mask: Tensor | None = None,
+        state: LinearState | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return key features, (…, E) -> (…, F), and the log of their divisor, (B, H, 1, 1).
 
-        None for features without one: those that are normalised, and all but `favor`.
+        The divisor is None for features without one: those that are normalised, and all but
+        `favor`. It is −inf without real keys.
 
         Args:
-            key: (B, H, L, E) or (B, H, K, L, E).
+            x: (B, H, L, E) or (B, H, K, L, E).
             projection: rows w_m, (F, E); None unless `favor`.
-            key_mask: real keys, (B, L); others are ignored.
+            key_mask: real keys, (B, L); others are ignored in the divisor.
+            state: state of earlier keys, whose divisor and that of `x` are made equal.
         """
-        if projection is None or self.norm == "sum":
-            return None
-        largest = _favor_exponents(key.detach(), projection).amax(-1)  # (B, H, [K,] L)
-        if largest.dim() == 4:
-            largest = largest.amax(2)
-        if key_mask is not None:
-            largest = largest.masked_fill(~key_mask[:, None], float("-inf"))
-        if largest.shape[-1] == 0:
-            return largest.new_full((*largest.shape[:2], 1, 1), float("-inf"))
-        return largest.amax(-1)[..., None, None]
-
-    def key(self, x: Tensor, projection: Tensor | None, log_scale: Tensor | None) -> Tensor:
-        """Return key features: (…, E) -> (…, F), divided by exp(log_scale) unless it is None."""
         if projection is None:
-            return self._finish(self._plain(x))
+            return self._finish(self._plain(x)), None
         exponents = _favor_exponents(x, projection)
         if self.norm == "sum":
-            return exponents.softmax(-1)
-        if log_scale is not None:
+            return exponents.softmax(-1), None
+        scale: Tensor | None = _largest(exponents.detach(), key_mask)
+        if state is not None:
+            new = x.shape[-2] > 0  # reading an encoder memory adds none
+            scale = state.common_scale(scale) if new else state.log_scale
+        if scale is not None:
             # A masked key may exceed the largest real key: it is dropped later, but must stay
             # finite.
-            exponents = (exponents - log_scale).clamp_max(60.0)
-        return torch.exp(exponents)
+            divisor = scale if x.dim() == 4 else scale[:, :, None]
+            exponents = (exponents - divisor).clamp_max(60.0)
+        return torch.exp(exponents), scale
 
     def _plain(self, x: Tensor) -> Tensor:
         if self.name == "elu":
@@ -212,3 +211,15 @@ def _favor_exponents(x: Tensor, projection: Tensor) -> Tensor:
     """Return w_m · x′ − ‖x′‖²/2, x′ = x / E^¼: (…, E) -> (…, F)."""
     x = x * x.shape[-1] ** -0.25
     return x @ projection.mT - x.square().sum(-1, keepdim=True) / 2.0
+
+
+def _largest(exponents: Tensor, key_mask: Tensor | None) -> Tensor:
+    """Return the largest exponent of real keys: (B, H, [K,] L, F) -> (B, H, 1, 1)."""
+    largest = exponents.amax(-1)  # (B, H, [K,] L)
+    if largest.dim() == 4:
+        largest = largest.amax(2)
+    if key_mask is not None:
+        largest = largest.masked_fill(~key_mask[:, None], float("-inf"))
+    if largest.shape[-1] == 0:
+        return largest.new_full((*largest.shape[:2], 1, 1), float("-inf"))
+    return largest.amax(-1)[..., None, None]

@@ -178,13 +178,10 @@ def linear_kernel(query: Tensor, key: Tensor, arguments: Linear) -> Tensor:
     features, projection, prior = form.features, arguments.projection, arguments.prior
     if prior is not None and form.mix == "before":
         key, prior = mix_keys(key, prior), None
-    scale = features.key_scale(key, projection, None)
     rows = features.query(query, projection)
+    cols = repeat_heads(features.key(key, projection)[0], heads)  # (B, H, [K,] L, F)
     if prior is None:
-        return rows @ repeat_heads(features.key(key, projection, scale), heads).mT
-    if scale is not None:
-        scale = scale[:, :, None]
-    cols = repeat_heads(features.key(key, projection, scale), heads)  # (B, H, K, L, F)
+        return rows @ cols.mT
     shares = repeat_rows(prior, heads)
     return ((rows[:, :, None] @ cols.mT) * shares[None, :, :, None]).sum(2)
 
@@ -237,16 +234,8 @@ def _mixed_keys(given: HeadCall, arguments: Linear) -> tuple[Tensor, Tensor | No
     projection = None if projection is None else projection.to(dtype)
     if prior is not None and arguments.form.mix == "before":
         key, prior = mix_keys(key, prior), None
-    scale = features.key_scale(key, projection, masks.key_mask)
-    if arguments.state is not None:
-        new = key.shape[-2] > 0  # reading an encoder memory adds none
-        scale = arguments.state.common_scale(scale) if new else arguments.state.log_scale
-    if prior is None:
-        cols = features.key(key, projection, scale)
-    else:
-        cols = features.key(key, projection, None if scale is None else scale[:, :, None])
-        cols = mix_keys(cols, prior)
-    return cols, scale
+    cols, scale = features.key(key, projection, masks.key_mask, arguments.state)
+    return cols if prior is None else mix_keys(cols, prior), scale
 
 
 def linear_blockwise(given: HeadCall, arguments: Linear) -> Tensor:

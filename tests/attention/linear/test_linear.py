@@ -166,7 +166,7 @@ def test_favor_features_are_orthogonal_and_the_layer_uses_them():
     torch.testing.assert_close(gram, torch.diag(gram.diagonal()), atol=1e-12, rtol=0)
     features = FeatureMap("favor")
     x = torch.randn(2, 3, 13, 5, dtype=torch.float64)
-    for part in (features.query(x, w), features.key(x, w, features.key_scale(x, w, None))):
+    for part in (features.query(x, w), features.key(x, w)[0]):
         assert part.shape == (2, 3, 13, 7)
         assert part.max() == 1.0  # the largest exponent is taken out
         assert part.min() > 0
@@ -229,7 +229,7 @@ def test_normalised_favor_features_do_not_depend_on_other_keys():
     x[..., 1, :] *= 40.0 / x[..., 1, :].norm()
     x = x.requires_grad_()
     w = orthogonal_projection(feature_normals(RandomKey(1), 7, 5)).float()
-    found = features.key(x, w, features.key_scale(x, w, None))
+    found = features.key(x, w)[0]
     scaled = x.detach().double() / 5**0.25
     torch.testing.assert_close(
         found.double(), (scaled @ w.double().mT).softmax(-1), atol=1e-5, rtol=0

@@ -112,6 +112,18 @@ def test_linear_family_equals_what_it_states(backend, mode):
             assert "no closed form" in str(rows["analytic"].reason)
 
 
+def test_random_features_have_one_product_per_query_and_key():
+    """The divisor of the keys is computed from the same products as their features."""
+    favor = {"favor": (LINEAR, {"feature_map": "favor"})}
+    normalised = {"normalised": (LINEAR, {"feature_map": "favor", "feature_norm": "sum"})}
+    mixture = {"mixture": (MLK, {"feature_map": "favor"})}
+    for mode in ("eval", "train"):
+        for point in points({**favor, **normalised, **mixture}, "blockwise", mode):
+            rows = {row.source: row for row in measure_point(point)}
+            assert rows["measured"].status == "ok", rows["measured"].reason
+            assert rows["measured"].macs == rows["analytic"].macs, point.label
+
+
 SIZES = {"mlp_dim": 20, "vocab_size": 50}
 IN_MODELS = {"mgk": (MGK, {}), "softmax": (SOFTMAX, {}), "gfish": (FISH, GFISH)}
 
