@@ -27,6 +27,7 @@ MGK = "lit_probattn.attention.MGKAttention"
 LINEAR = "lit_probattn.attention.LinearAttention"
 MLK = "lit_probattn.attention.MLKAttention"
 FISH = "lit_probattn.attention.FiSHAttention"
+LFISH = "lit_probattn.attention.LinearFiSHAttention"
 GFISH = {"num_global_heads": 2, "mixer": "mlp", "mixing_bias": "all"}
 
 HEAD = 15  # PyTorch's kernel pads it to 16 on a CPU; with further coordinates it is larger
@@ -122,6 +123,19 @@ def test_random_features_have_one_product_per_query_and_key():
             rows = {row.source: row for row in measure_point(point)}
             assert rows["measured"].status == "ok", rows["measured"].reason
             assert rows["measured"].macs == rows["analytic"].macs, point.label
+
+
+def test_noise_is_counted_with_the_selected_backend():
+    """Draws have no products, also where they are one operator."""
+    for cls in (FISH, LFISH):
+        noisy, quiet = (
+            measure_point(
+                *points({"it": (cls, {"num_global_heads": 2, "noise": noise})}, "auto", "train")
+            )[0]
+            for noise in ("global", "none")
+        )
+        assert noisy.status == "ok", noisy.reason
+        assert quiet.macs <= noisy.macs <= 2 * quiet.macs
 
 
 SIZES = {"mlp_dim": 20, "vocab_size": 50}
