@@ -8,8 +8,8 @@ KH heads of the baseline (so that its output projection is KHE wide):
     sMGK        N²H(2(K+1)E−1) + NHE(6C + 2KHE − 4)
 
 The paper prints −(3K+2) instead of the correct −(2K+3) for MGK. It covers heads of one size with
-separate keys, and the formulas apply to that case. The paper has no formula for linear attention;
-its cost per head, with F features, is
+separate keys; shared keys and values, and value heads of another size, are counted by the same
+rule. The paper has no formula for linear attention; its cost per head, with F features, is
 
     linear      NE(2C−1) + keys + NE_v(2C−1) + FE_v(2N−1) + NE_v(2F−1) + F(N−1) + N(2F−1) + NE_v
     keys        linear  NE(2C−1)
@@ -35,9 +35,9 @@ def softmax_like(sizes: Sizes, more_flops: int = 0) -> Cost:
         sizes: sizes of layer and sequence.
         more_flops: additional operations of the variant.
     """
-    n, c, h, e = sizes.n, sizes.c, sizes.h, sizes.e
+    n, h, e = sizes.n, sizes.h, sizes.e
     return Cost(
-        paper_flops=n * n * h * (4 * e - 1) + n * h * e * (6 * c + 2 * h * e - 5) + more_flops,
+        paper_flops=_operations(sizes) + more_flops,
         macs=sizes.projection_macs + n * n * h * (e + sizes.e_v),
         num_parameters=sizes.num_parameters,
     )
@@ -82,13 +82,11 @@ class Mixture(NamedTuple):
 
 def mixture(sizes: Sizes, kind: Mixture) -> Cost:
     """Return the cost of MGK or sMGK."""
-    n, c, h, e, k = sizes.n, sizes.c, sizes.h, sizes.e, kind.num_components
+    n, h, e, k = sizes.n, sizes.h, sizes.e, kind.num_components
+    operations = _operations(sizes, k)
     if kind.shifted:
-        linear, gap = n * h * e * (6 * c + 2 * h * k * e - 4), 0
-    else:
-        linear = n * h * e * (2 * (k + 2) * c + 2 * h * k * e - (2 * k + 3))
-        gap = n * h * e * (k - 1)
-    operations = n * n * h * (2 * (k + 1) * e - 1) + linear
+        operations += k * n * sizes.heads.key * e
+    gap = 0 if kind.shifted else n * h * e * (k - 1)
     return Cost(
         paper_flops=operations,
         macs=sizes.projection_macs + n * n * h * (k * e + sizes.e_v),
@@ -138,6 +136,16 @@ def linear(sizes: Sizes, features: Features) -> Cost:
     macs = sizes.projection_macs + n * f * (e_v + features.divides) * (h + kv)
     drawn = n * f * e * (h + kv * sizes.heads.keys_per_head) if features.are_drawn else 0
     return Cost(flops, macs + drawn, sizes.num_parameters, constant_macs=drawn)
+
+
+def _operations(sizes: Sizes, k: int = 1) -> int:
+    """Return operations of projections, K score maps and values; the output is K·H·E_v wide."""
+    n, h, e, e_v, heads = sizes.n, sizes.h, sizes.e, sizes.e_v, sizes.heads
+    keys = heads.key * heads.keys_per_head * e
+    flops = product_flops(n, sizes.c, heads.query * e)
+    flops += product_flops(n, sizes.c_key, keys + heads.value * e_v)
+    flops += n * n * h * (2 * k * e - 1) + h * product_flops(n, n, e_v)
+    return flops + product_flops(n, h * e_v, k * h * e_v)
 
 
 # ---- products of the backends -------------------------------------------------------------------

@@ -195,6 +195,26 @@ def test_paper_operation_counts():
     assert MGKAttention(128, 4, head_dim=16, shifted_keys=True).cost(256).paper_flops == 41_615_360
 
 
+@pytest.mark.parametrize("shifted", [None, False, True])
+def test_operations_of_shared_keys_and_unlike_values(shifted):
+    """Six query heads of 5 share two key heads and two value heads of 7; N = 11, C = 13."""
+
+    def product(rows, inner, cols):
+        return rows * cols * (inner + inner - 1)
+
+    sizes = {"head_dim": 5, "value_head_dim": 7, "num_kv_heads": 2}
+    if shifted is None:
+        layer, k, keys = SoftmaxAttention(13, 6, **sizes), 1, 2 * product(11, 13, 5)
+    else:
+        layer, k = MGKAttention(13, 6, num_components=3, shifted_keys=shifted, **sizes), 3
+        adds = 2 * 3 * 11 * 5
+        keys = 2 * product(11, 13, 5) + adds if shifted else 2 * 3 * product(11, 13, 5)
+    scores = 6 * (k * product(11, 5, 11) + (k - 1) * 11 * 11)
+    values = 2 * product(11, 13, 7) + 6 * product(11, 11, 7)
+    expected = 6 * product(11, 13, 5) + keys + scores + values + product(11, 6 * 7, k * 6 * 7)
+    assert layer.cost(11).paper_flops == expected
+
+
 def test_densities_are_without_their_determinants_unless_asked():
     """As in the paper's equation, whose priors absorb them."""
     x, given = draw(B, N, C), {"num_components": K, "variance": [1.0, 3.0, 0.5]}
