@@ -48,6 +48,7 @@ _PUBLISHED_LEGEND = (
     "like ours. "
 )
 _MOST_NAMED = 4  # rows in a sentence
+_COUNTS = ("num_parameters", "macs_published_length")
 _LEGEND = (
     "Mean ± standard deviation over seeds (n − 1). {}The 95 % interval of ours − baseline is "
     "paired if both rows have at least two common seeds, otherwise Welch's; * marks intervals "
@@ -211,7 +212,8 @@ class Report:
             for metric in self.metrics(task)
             for entry in self._rows_of(task, metric)
         ]
-        return pd.DataFrame(found + self._averages(found))
+        counts = dict.fromkeys(_COUNTS, "Int64") if found else {}  # averages have none
+        return pd.DataFrame(found + self._averages(found)).astype(counts)
 
     def _rows_of(self, task: TaskEntry, metric: Metric) -> list[dict[str, Any]]:
         by_row: dict[str, list[tuple[int, dict[str, Any]]]] = {}
@@ -298,7 +300,10 @@ class Report:
         return against_printed(ours, number, self.table.published_runs, reference)
 
     def _averages(self, entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Mean of the published metric over the tasks, for rows with all tasks."""
+        """Mean of the published metric over the tasks, for rows with all tasks.
+
+        Parameters and operations differ between tasks; the number of seeds is the smallest.
+        """
         found = []
         for row in self.table.rows.values():
             if AVERAGE not in row.published:
@@ -312,7 +317,8 @@ class Report:
                     {**mine[0], "task": AVERAGE, "mean": mean, "std": None, "note": note}
                     | {"published": published, "difference_from_baseline": ""}
                     | {"published_spread": None, "verdict": None}
-                    | {"lowest": None, "fit_minutes": None}
+                    | {"lowest": None, "fit_minutes": None, "flop_ratio": None}
+                    | {"num_seeds": min(e["num_seeds"] for e in mine), **dict.fromkeys(_COUNTS)}
                 )
         return found
 
@@ -340,7 +346,7 @@ class Report:
                     "reproduced": f"{entry['mean']:.2f}{spread}",
                     **(published if has_published else {}),
                     "ours − baseline": entry["difference_from_baseline"],
-                    "parameters": f"{entry['num_parameters']:,}",
+                    "parameters": _number(entry["num_parameters"], ","),
                     "FLOP ratio": _number(entry["flop_ratio"], ".3f"),
                     "minutes": _number(entry["fit_minutes"], ".1f"),
                     **self.shown(entry),
@@ -402,7 +408,7 @@ class Report:
         return "\n".join(self.lines)
 
     def _scores(self) -> ReportFigure:
-        measured = self.summary[self.summary["mean"].notna()]
+        measured = self.summary[self.summary["mean"].notna() & (self.summary["task"] != AVERAGE)]
         found = scores_figure(
             measured, self.rows, self.table.baseline_of, compared=not self.shortened
         )

@@ -177,6 +177,26 @@ def test_average_is_of_the_published_metric_and_over_tasks_whatever_their_seeds(
     assert "| 57.50 | 58.50 | -1.00: no interval |" in line
 
 
+def test_average_has_no_size_and_is_not_drawn(tmp_path):
+    """The models of the tasks differ in size; two tasks of three seeds and one are two tasks."""
+    table, runs = tiny_runs(tmp_path, ["softmax_2"])
+    mgk = replace(table.rows["softmax_2"], name="mgk_1")
+    runs += [replace(run, row=mgk) for run in runs]
+    table = replace(table, rows={**table.rows, "mgk_1": mgk})
+    for run in runs:
+        listops = run.task.name == "listops"
+        if listops or run.seed == 3:
+            keep(run, 40.0 + run.seed, **({} if listops else {"parameters": 20_000_003}))
+    report, text, _ = report_of(tmp_path, table, runs)
+    lines = [row for row in text.splitlines() if row.startswith("| average")]
+    assert all("| average | Softmax, 2 heads | test, % | 1 | 43.25 |" in line for line in lines)
+    assert all(line.endswith("| – | – | – |") for line in lines)
+    with (tmp_path / "out/ratios.csv").open() as file:
+        found = [row["num_parameters"] for row in csv.DictReader(file)]
+    assert found[2:] == ["20000003", "20000003", "", ""]
+    assert "(2 tasks)" in report.page().figures["results"].claim
+
+
 @pytest.mark.parametrize("count", [1, 4, 5, 7])
 def test_the_finding_names_four_rows_and_counts_the_others(count):
     rows = [f"row{number}" for number in range(count)]
