@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -74,8 +74,7 @@ class MeasuredReport(Report):
                 steps[name] = training_step(task, *make_inputs(task, data, self.step_batch))
             rows[name] = {**counts(run)}
         seconds = time_sides(steps, device=device, warmup=1, repeats=9, max_seconds=45.0)
-        base = self.table.baseline_of(next(iter(runs.values())).task.name)
-        base = base if base in seconds else next(iter(seconds))
+        base = self._base_of(next(iter(runs.values())).task.name, seconds)
         for name, step in steps.items():  # after timing: what libraries keep is allocated then
             rows[name]["peak_memory_bytes"] = peak_bytes(step, device)
         for name, times in seconds.items():
@@ -88,6 +87,11 @@ class MeasuredReport(Report):
             for key in ("parameters", "macs", "peak_memory_bytes"):
                 rows[name][f"{key}_ratio"] = rows[name][key] / rows[base][key]
         return rows
+
+    def _base_of(self, task: str, rows: Iterable[str]) -> str:
+        """Return the row to which ratios of a task's steps refer, by default the baseline."""
+        base = self.table.baseline_of(task)
+        return base if base in rows else next(iter(rows))
 
     def columns(self, run: Run, result: dict[str, Any]) -> dict[str, Any]:
         """Return the measurements of a step."""
@@ -110,24 +114,35 @@ class MeasuredReport(Report):
         }
 
     def cheapest(self) -> list[str]:
-        """Return a sentence per task that names the cheapest row of each quantity."""
+        """Return a sentence per task that names the cheapest row of each quantity.
+
+        Another one names the row to which ratios refer if the baseline has no finished run.
+        """
         found: dict[str, dict[str, dict[str, Any]]] = {}
         for (task, row), values in self.measured.items():
             found.setdefault(task, {})[row] = values
         sentences = []
         for task, rows in found.items():
-            parts = []
+            parts, to = [], "the baseline"
+            base, wanted = self._base_of(task, rows), self.table.baseline_of(task)
+            if base != wanted:
+                to = self.table.rows[base].label
+                sentences.append(
+                    f"**The baseline {self.table.rows[wanted].label} has no finished run on "
+                    f"{task}: ratios of costs are relative to {to}.**"
+                )
             for key, what in _RATIOS.items():
                 name = min(rows, key=lambda row: rows[row][f"{key}_ratio"])
                 ratio = rows[name][f"{key}_ratio"]
                 parts.append(f"{what}: {self.table.rows[name].label} ({ratio:.2f})")
             if len(rows) > 1:
-                sentences.append(f"Cheapest on {task}, ratio to the baseline: {'; '.join(parts)}.")
+                sentences.append(f"Cheapest on {task}, ratio to {to}: {'; '.join(parts)}.")
         return sentences
 
     def text(self) -> list[str]:
         """Return the cheapest rows, and how the step was measured."""
-        rounds = next(iter(self.measured.values()))["num_timed_steps"]
+        counts = sorted({row["num_timed_steps"] for row in self.measured.values()})
+        rounds = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
         chosen = {call: name for call, name in recorded_choices().items() if "(meta" not in call}
         backends = "; ".join(f"{call}: {name}" for call, name in chosen.items())
         return [

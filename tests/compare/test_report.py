@@ -342,6 +342,28 @@ def test_costs_of_a_step_are_ratios_to_the_baseline_or_else_to_the_first_row(
         assert row["peak_memory_bytes_ratio"] == 1
 
 
+def test_ratios_without_a_run_of_the_baseline_name_the_row_that_they_refer_to(
+    tmp_path, monkeypatch
+):
+    table, runs = tiny_runs(tmp_path, [])
+    measure_nothing(monkeypatch)
+    monkeypatch.setattr(
+        "lit_probattn.compare.measured.time_sides",
+        lambda steps, **_: {name: [1.0] * (3 if len(steps) == 1 else 9) for name in steps},
+    )
+    for run in runs:
+        if run.task.name == "listops" or run.row.name == "softmax_2":
+            keep(run, 10.0)
+    text = MeasuredReport(replace(table, baseline="mgk_1"), runs, "command").text()
+    mgk, softmax = (table.rows[name].label for name in ("mgk_1", "softmax_2"))
+    assert (
+        f"**The baseline {mgk} has no finished run on retrieval: ratios of costs are relative to "
+        f"{softmax}.**"
+    ) in text
+    assert any(line.startswith("Cheapest on listops, ratio to the baseline: ") for line in text)
+    assert "medians over 3 to 9 rounds" in text[-1]
+
+
 def test_peak_memory_is_without_what_libraries_allocate_at_first_use(tmp_path, monkeypatch):
     """The first step allocates 400 kB that are never freed; every step allocates 8 kB."""
     table, runs = tiny_runs(tmp_path)
