@@ -27,7 +27,15 @@ from lit_probattn.attention.own.contract import CHECKS
 from lit_probattn.randomness import RandomKey
 from tests.attention.own.test_related import CLASSES as RELATED
 from tests.attention.own.test_related import OF_VALUES
-from tests.attention.variants import EMBED, HEAD, examples, in_turn, layers, shipped_variants
+from tests.attention.variants import (
+    EMBED,
+    HEAD,
+    backends_for,
+    examples,
+    in_turn,
+    layers,
+    shipped_variants,
+)
 from tests.support.helpers import refuses_other_values, types_of
 from tests.support.slow import mostly_slow
 
@@ -83,6 +91,18 @@ def test_sequences_without_tokens_have_no_rows(name, is_causal):
     out = layer(x, is_causal=is_causal)
     out.sum().backward()
     assert out.shape == x.grad.shape == x.shape
+
+
+@pytest.mark.parametrize("shape", [(N, 1), (1, N), (B, 1, 1, 1)])
+@EVERY
+def test_masks_that_are_broadcast_equal_whole_ones(name, shape):
+    layer, x = LAYERS[name]().double().eval(), double(B, N, C)
+    pairs = torch.rand(shape) < 0.5
+    whole = pairs.expand(*(() if pairs.dim() == 2 else (B, 1)), N, N)
+    for backend in backends_for(layer, x, attn_mask=pairs):
+        layer.backend = backend
+        found, expected = (layer(x, attn_mask=mask) for mask in (pairs, whole))
+        torch.testing.assert_close(found, expected, **CLOSE)
 
 
 @pytest.mark.parametrize(

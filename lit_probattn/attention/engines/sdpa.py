@@ -139,9 +139,9 @@ def _block_mask(masks: Masks, rows: range, query: Tensor, keys_per_position: int
     if bias is not None:
         bias = bias.to(query.dtype)
         mask = bias if mask is None else torch.where(mask, bias, float("-inf"))
-        mask = mask.expand(*mask.shape[:-1], len(cols))
     if mask is None:
         return None
+    mask = mask.expand(*mask.shape[:-1], cols.stop - cols.start)
     return mask if keys_per_position == 1 else mask.repeat_interleave(keys_per_position, -1)
 
 
