@@ -177,7 +177,7 @@ class _LogSumExp(torch.autograd.Function):
 def biased(scores: Tensor, masks: Masks, rows: range, cols: range) -> Tensor:
     """Add the bias of a block, if any."""
     bias = masks.bias_block(rows, cols)
-    return scores if bias is None else scores + bias
+    return scores if bias is None else scores + bias.to(scores.dtype)
 
 
 def reference_weights(

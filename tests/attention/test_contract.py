@@ -105,6 +105,18 @@ def test_masks_that_are_broadcast_equal_whole_ones(name, shape):
         torch.testing.assert_close(found, expected, **CLOSE)
 
 
+@EVERY
+def test_a_bias_of_another_precision_is_converted(name):
+    layer, x = LAYERS[name]().eval(), torch.randn(B, N, C)
+    if not layer.core.makes.has_scores:
+        return
+    bias = double(N, N)
+    for backend in backends_for(layer, x, bias=bias):
+        layer.backend = backend
+        found, expected = (layer(x, bias=given) for given in (bias, bias.float()))
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     "name", mostly_slow(EXAMPLES, [*LAYERS, *list(EXAMPLES)[len(LAYERS) :: 3]])
 )
