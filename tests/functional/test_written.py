@@ -100,6 +100,23 @@ def test_draws_of_an_exported_program(name):
     assert not own_operators(program)
 
 
+@pytest.mark.parametrize("name", ["smgk", "talking_heads"])
+def test_a_program_for_any_sizes_has_masks_and_a_bias(name):
+    layer, (batch, length) = layer_of(name), (torch.export.Dim(name, min=2) for name in "bn")
+
+    def call(size, samples):
+        x = torch.randn(samples, size, layer.embed_dim)
+        key_mask = torch.rand(samples, size) < 0.7
+        return x, {"key_mask": key_mask, "bias": torch.randn(size, size), "is_causal": True}
+
+    x, masks = call(24, 3)
+    shapes = {"query": {0: batch, 1: length}, "key_mask": {0: batch, 1: length}}
+    shapes |= {"bias": {0: length, 1: length}, "is_causal": None}
+    program = torch.export.export(layer, (x,), masks, dynamic_shapes=shapes).module()
+    x, masks = call(31, 5)
+    torch.testing.assert_close(program(x, **masks), layer(x, **masks), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("trace", ["make_fx", "jit"])
 def test_traces(trace):
     layer, x = layer_of("smgk"), inputs(64, 0)

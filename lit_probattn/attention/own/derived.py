@@ -131,7 +131,7 @@ def block_weights(variant: OwnVariant, call: HeadCall, block: Block, parts: Part
 
 
 def _checked(hook: str, found: Tensor, heads: int | None, parts: Parts) -> Tensor:
-    sizes = len(parts.query), parts.query.shape[2], parts.key.shape[-2]
+    sizes = parts.query.shape[0], parts.query.shape[2], parts.key.shape[-2]
     shape = tuple(found.shape)
     wanted = (sizes[0], heads or (shape[1] if len(shape) > 1 else 1), *sizes[1:])
     if shape != wanted:
