@@ -67,6 +67,14 @@ class Masks:
         return self.is_causal or self.key_mask is not None or self.attn_mask is not None
 
     @property
+    def boolean(self) -> list[Tensor]:
+        """Boolean masks, which a backward pass that reads them again must save.
+
+        Then PyTorch raises an error if they are changed in place before it.
+        """
+        return [mask for mask in (self.key_mask, self.attn_mask) if mask is not None]
+
+    @property
     def all_rows(self) -> range:
         """All queries."""
         return span(0, self.num_queries)

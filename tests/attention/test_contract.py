@@ -105,6 +105,31 @@ def test_masks_that_are_broadcast_equal_whole_ones(name, shape):
         torch.testing.assert_close(found, expected, **CLOSE)
 
 
+@pytest.mark.parametrize("given", ["key_mask", "attn_mask", "bias"])
+@EVERY
+def test_masks_that_change_before_backward_are_an_error_or_no_matter(name, given):
+    layer, x = LAYERS[name]().double().eval(), double(B, N, C).requires_grad_()
+    shape = (B, N) if given == "key_mask" else (N, N)
+    if given == "bias" and not layer.core.makes.has_scores:
+        return
+    first = torch.zeros(shape) if given == "bias" else torch.arange(shape[1]).expand(shape) < 9
+    other = torch.randn(shape) if given == "bias" else first.flip(1)
+    for backend in backends_for(layer, x, **{given: first}):
+        layer.backend, found = backend, []
+        for changes in (False, True):
+            mask = first.clone()
+            loss = layer(x, **{given: mask}).square().sum()
+            if changes:
+                mask.copy_(other)
+            try:
+                found += torch.autograd.grad(loss, x)
+            except RuntimeError as error:
+                assert "modified by an inplace operation" in str(error)  # noqa: PT017
+                break
+        else:
+            torch.testing.assert_close(*found, **CLOSE)
+
+
 @EVERY
 def test_a_bias_of_another_precision_is_converted(name):
     layer, x = LAYERS[name]().eval(), torch.randn(B, N, C)

@@ -161,7 +161,7 @@ class _Blockwise(torch.autograd.Function):
                 weights = weights.mul_(keep).mul_(plan.dropout.scale)
             outs.append(grouped_values(weights, plan.slices(value, "col", block)))
         ctx.plan = plan
-        ctx.save_for_backward(value, *inputs)
+        ctx.save_for_backward(value, *inputs, *plan.masks.boolean)
         return torch.cat(outs, -2)
 
     @staticmethod
@@ -173,7 +173,7 @@ class _Blockwise(torch.autograd.Function):
     @staticmethod
     def _backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         plan: _Plan = ctx.plan
-        value, *inputs = ctx.saved_tensors
+        value, *inputs = ctx.saved_tensors[: 1 + len(plan.axes)]
         needed = ctx.needs_input_grad[2:]
         grad_value = _zeros_like(value, "col") if ctx.needs_input_grad[1] else None
         grads = [

@@ -149,8 +149,9 @@ def _attend(
     key: Tensor,
     value: Tensor,
     side: Tensor | None,
+    *_: Tensor,
 ) -> Tensor:
-    """Return the output of a block, (B, H, n, E_v)."""
+    """Return the output of a block, (B, H, n, E_v); further tensors are only saved."""
     weights, dropout = block_weights(variant, call, block, Parts(query, key, side)), call.dropout
     if dropout is not None:
         batch, heads = weights.shape[:2]
@@ -173,12 +174,13 @@ def in_blocks(call: HeadCall, variant: OwnVariant) -> Tensor:
     heads = max(query.shape[1], variant.num_heads)
     length = block_length(query.shape[0] * heads * masks.num_keys, masks.num_queries, query.device)
     blocks = block_ranges(masks.num_queries, length)
+    saved = masks.boolean if masks.bias is None else [*masks.boolean, masks.bias]
     outs: list[Tensor] = []
     for rows in blocks:
         cols = masks.visible_keys(rows)
         of_keys = (x[:, :, : cols.stop] for x in (call.key, call.value))
         of_side = None if side is None else side[..., rows.start : rows.stop, :]
-        parts = (query[:, :, rows.start : rows.stop], *of_keys, of_side)
+        parts = (query[:, :, rows.start : rows.stop], *of_keys, of_side, *saved)
         run = partial(_attend, variant, call, Block(rows, cols))
         out = checkpoint(run, *parts, use_reentrant=False, preserve_rng_state=False)
         if rows.start and not outs:  # rows of skipped blocks in a prediction of memory
