@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.optim import AdamW, Optimizer
 
 from lit_probattn.attention.packing import packing_of
 from lit_probattn.base.arguments import Range, WholeNumber, arguments_of, takes
@@ -13,6 +14,7 @@ from lit_probattn.models.masked_language_model import MaskedLanguageModel, mask_
 from lit_probattn.tasks.base import Batch, Split, Task
 from lit_probattn.tasks.counted import CountedTask
 from lit_probattn.tasks.distributed import sum_over_ranks
+from lit_probattn.tasks.parameter_order import groups_of_bert
 
 
 class MaskedLanguageModeling(CountedTask):
@@ -33,6 +35,8 @@ class MaskedLanguageModeling(CountedTask):
     tokens and the sequences s of a global batch, with w_s the expected number of masked tokens in
     s. Departs from the source (BERT), which adds the mean over sequences: w_s makes that a mean
     weighted by length, so that W is the only number that ranks must sum.
+
+    Biases and layer norms have no weight decay, as in BERT's code.
 
     Source: value-aware attention (Gupta and Berant, 2021), section 4 and A.1; RoBERTa.
     Departs from the source: the paper does not define its error; this is the usual definition.
@@ -76,6 +80,10 @@ class MaskedLanguageModeling(CountedTask):
         self.next_sentence: bool = options["next_sentence"]
         # Losses, wrong tokens, masked tokens; losses, wrong pairs, pairs.
         self._sums = torch.zeros(6, dtype=torch.float64)
+
+    def configure_optimizers(self) -> Optimizer:
+        """Return AdamW, without weight decay on biases and layer norms."""
+        return self.make_optimizer(AdamW, groups_of_bert(self.model))
 
     # ---- losses ------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from torch import nn
 from torch.nn import Parameter
@@ -19,6 +20,25 @@ def ordered_parameters(module: nn.Module) -> dict[str, Parameter]:
     """
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     return {names[id(parameter)]: parameter for parameter in _walk(module)}
+
+
+def groups_of_bert(module: nn.Module) -> list[dict[str, Any]]:
+    """Return parameter groups of an optimiser: biases and layer norms have no weight decay.
+
+    Source: BERT (Devlin et al., 2019), `optimization.py` of its code.
+    """
+    named = ordered_parameters(module)
+    norms = {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, part in module.named_modules()
+        if isinstance(part, nn.LayerNorm)
+        for name, _ in part.named_parameters(recurse=False)
+    }
+    bare = {name for name in named if name in norms or name.rpartition(".")[2] == "bias"}
+    return [
+        {"params": [p for name, p in named.items() if name not in bare]},
+        {"params": [p for name, p in named.items() if name in bare], "weight_decay": 0.0},
+    ]
 
 
 def _walk(module: nn.Module) -> Iterator[Parameter]:

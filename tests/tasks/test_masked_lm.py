@@ -210,6 +210,20 @@ def test_steps_lower_the_loss(attention):
     assert losses[-1] < losses[0] - 0.5
 
 
+def test_weight_decay_leaves_out_biases_and_norms():
+    """A step without gradients changes the decayed parameters only, as BERT's optimiser does."""
+    task = make_task(next_sentence=True, num_token_types=2, weight_decay=0.25, lr=0.5)
+    optimiser = task.configure_optimizers()
+    before = {name: p.detach().clone() for name, p in task.model.named_parameters()}
+    for parameter in task.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimiser.step()
+    for name, after in task.model.named_parameters():
+        share = 1.0 if after.ndim == 1 else 1 - 0.5 * 0.25
+        torch.testing.assert_close(after.detach(), share * before[name], msg=name)
+    assert {before[name].ndim for name in before} == {1, 2}
+
+
 def test_mask_token_types_and_epsilon_reach_the_model():
     task = make_task(mask_token=5, num_token_types=2, norm_eps=3e-3).eval()
     assert all(m.eps == 3e-3 for m in task.modules() if isinstance(m, torch.nn.LayerNorm))

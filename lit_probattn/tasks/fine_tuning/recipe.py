@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from lit_probattn.tasks.base import Task
-from lit_probattn.tasks.parameter_order import ordered_parameters
+from lit_probattn.tasks.parameter_order import groups_of_bert
 
 # Defaults of the tasks: BERT's model and optimiser.
 BERT: dict[str, Any] = {
@@ -33,19 +32,7 @@ class FineTuning(Task):
 
     def configure_optimizers(self) -> Optimizer:
         """Return AdamW, without weight decay on biases and layer norms."""
-        named = ordered_parameters(self.model)
-        norms = {
-            f"{prefix}.{name}" if prefix else name
-            for prefix, module in self.model.named_modules()
-            if isinstance(module, nn.LayerNorm)
-            for name, _ in module.named_parameters(recurse=False)
-        }
-        bare = {name for name in named if name in norms or name.rpartition(".")[2] == "bias"}
-        groups: list[dict[str, Any]] = [
-            {"params": [p for name, p in named.items() if name not in bare]},
-            {"params": [p for name, p in named.items() if name in bare], "weight_decay": 0.0},
-        ]
-        return self.make_optimizer(AdamW, groups)
+        return self.make_optimizer(AdamW, groups_of_bert(self.model))
 
     def encoder_inputs(self, batch: Any) -> dict[str, Any]:
         """Return the arguments of the model for a batch.
