@@ -78,11 +78,12 @@ def schedule_values(
     Args:
         name: `one_cycle` is linear from peak / 25 up to the peak and down to peak / 250000, with
             beta1 going 0.95, 0.85, 0.95 if `cycle_momentum`; `linear` increases linearly and
-            decreases linearly, reaching 0 one step after the last (BERT); `cosine` increases
-            linearly and decreases to 0 along a cosine that starts at the peak; `cosine_global`
-            does so along a cosine that starts at step 0 (MGK's language models); `inverse_sqrt`
-            increases linearly from 1e-7 and decreases as 1/√step (fairseq); `constant` increases
-            linearly and stays at the peak.
+            decreases linearly from the peak, reaching 0 one step after the last (transformers;
+            BERT's code has this times 1 − warmup_steps / total_steps after the warm-up); `cosine`
+            increases linearly and decreases to 0 along a cosine that starts at the peak;
+            `cosine_global` does so along a cosine that starts at step 0 (MGK's language models);
+            `inverse_sqrt` increases linearly from 1e-7 and decreases as 1/√step (fairseq);
+            `constant` increases linearly and stays at the peak.
         step: number of completed optimiser steps, from 0 to total_steps - 1.
         total_steps: length of the schedule. Unused by `constant` and `inverse_sqrt`.
         warmup_steps: number of warm-up steps; the last one is at the peak (with `inverse_sqrt`, the
