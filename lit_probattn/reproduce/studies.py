@@ -41,7 +41,8 @@ class RunStudy:
 
     Args:
         name: name of the study on the command line.
-        flags: flags by name, without dashes; True is a switch, a list several values.
+        flags: flags by name, without dashes; True is a switch, a list several values, `data.NAME`
+            an argument of the data.
 
     Raises:
         ConfigError: the study or a flag is unknown.
@@ -58,7 +59,7 @@ class RunStudy:
         names[self.name].load().add_arguments(parser)
         known = re.findall(r"(?<![\w-])--(\w+)", parser.format_usage())
         for flag in self.flags:
-            if flag not in known:
+            if flag not in known and not flag.startswith("data."):
                 raise ConfigError(f"study {self.name}: unknown flag {flag!r}{nearest(flag, known)}")
 
     # ---- folders -----------------------------------------------------------------------------

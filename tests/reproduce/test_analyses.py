@@ -244,9 +244,18 @@ def test_a_shortened_protocol_is_told_and_compares_the_order_alone(tmp_path):
     }
 
 
+@pytest.mark.parametrize("name", ["fish_table9", "fish_table13", "fish_text"])
+def test_full_spectra_have_1000_sequences(name):
+    """The 217,646 tokens of the validation text are only 850 whole segments of the task's 256."""
+    words = read(name).study.words
+    assert words == ["--full", "--data.segment_len", "128"]
+    assert 217_645 // 256 < 1000 <= 217_645 // int(words[-1])
+    figure = kinds()["fish_figure2"]["studies"]
+    assert RunStudy("spectrum", figure["spectrum"]).words == words
+
+
 def test_shortened_spectra_have_fewer_and_shorter_sequences():
     analysis = read("fish_table9")
-    assert analysis.study.words == ["--full"]
     assert analysis.shortened.words == ["--num_samples", "64", "--length", "64"]
 
 
