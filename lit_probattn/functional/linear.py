@@ -129,7 +129,7 @@ def mlk_attention(
 ) -> Tensor:
     """Compute attention with a feature map, and keys that are mixtures of K components, in O(N).
 
-    Source: MGK, ICML 2022, section 2.5:
+    Source: MGK, ICML 2022, section 2.4:
         out[i] = φ(query[i])ᵀ Σ_j Σ_r π_r φ(key[j, r]) value[j]ᵀ
                / φ(query[i])ᵀ Σ_j Σ_r π_r φ(key[j, r])
     Departs from the source: see `linear_attention`.

@@ -160,7 +160,7 @@ def mix_keys(key: Tensor, prior: Tensor) -> Tensor:
 def linear_kernel(query: Tensor, key: Tensor, arguments: Linear) -> Tensor:
     """Return the unnormalised weights of linear attention and its mixtures.
 
-    Source: Katharopoulos et al., 2020, Eq. (4); MGK, ICML 2022, section 2.5 (MLK):
+    Source: Katharopoulos et al., 2020, Eq. (4); MGK, ICML 2022, section 2.4 (MLK):
         kernel[i, j] = φ(query[i]) · φ(key[j])                 no mixture
         kernel[i, j] = Σ_r π_jr φ(query[i]) · φ(key[j, r])     mix = after
         kernel[i, j] = φ(query[i]) · φ(Σ_r π_jr key[j, r])     mix = before

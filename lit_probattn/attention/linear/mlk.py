@@ -133,7 +133,7 @@ class MLKCore(LinearCore):
 class MLKAttention(LinearAttention):
     """Linear attention with a mixture of K components per key (Transformer-MLK, -sMLK).
 
-    Source: MGK, ICML 2022, section 2.5.
+    Source: MGK, ICML 2022, section 2.4.
         out[i] = φ(query[i])ᵀ Σ_j Σ_r π_r φ(key[j, r]) value[j]ᵀ
                / φ(query[i])ᵀ Σ_j Σ_r π_r φ(key[j, r])
     Departs from the source: nothing; the released codes are `ReleasedMLKAttention`. Priors are

@@ -64,7 +64,7 @@ def linear_attention(
         f[s, j] = Σ_r π[s, r] φ(key[s, r, j] + shift[s, r])
         out = factor · num / (den + eps), 0 if den is 0
 
-    Source: MGK, ICML 2022, section 2.5 (one source per head); FiSH, NeurIPS 2022, appendix A.6
+    Source: MGK, ICML 2022, section 2.4 (one source per head); FiSH, NeurIPS 2022, appendix A.6
     (global states mixed by p).
     Departs from the source: see `LinearAttention`, `MLKAttention`, `LinearFiSHAttention`.
 

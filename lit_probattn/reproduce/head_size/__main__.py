@@ -7,7 +7,7 @@
         --grid configs/reproduce/head_size_reduced.yaml --data_dir DIR \\
         --runs runs/head_size --out reports/NAME
 
-theory: the construction of theorem 1, sharper bounds, its counter-example, figure LRB-G1, and with
+theory: the construction of theorem 1, sharper bounds, its counter-example, a figure, and with
 --strictness theorem 2 by fitting. embed: writes an equivalent checkpoint with larger heads and a
 file to add after the run's configuration (`--config wide.yaml`). experiment: perplexity against the
 number of heads with head size d / h, with a fixed head size, and with matched parameters; it runs

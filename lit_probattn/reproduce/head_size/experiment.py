@@ -103,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def draw_heads(table: pd.DataFrame) -> Figure:
-    """Draw perplexity against the number of heads (LRB-F1) and against the head size."""
+    """Draw perplexity against the number of heads and against the head size."""
     varied = table[table["rule"] == "head_size"]
     of_width = table[table["rule"].isin(["head_size", "width", "width_and_heads"])]
     figure, axes = panels(1, 1 if varied.empty else 2, 5.0, 3.8)
@@ -117,7 +117,7 @@ def draw_heads(table: pd.DataFrame) -> Figure:
 
 
 def draw_parameters(table: pd.DataFrame) -> Figure:
-    """Draw perplexity against parameters, with and without the token embedding (LRB-F2)."""
+    """Draw perplexity against parameters, with and without the token embedding."""
     figure, axes = panels(1, 2, 4.4, 3.6, sharey=True)
     labels = {
         "num_parameters": "parameters",
