@@ -395,6 +395,8 @@ class RunCLI(BareCLI):
                 self.settings, self.run_name, request, run_folder_of(self.files), config
             )
             scope.differences = differences(checkpoint, config, self._sources)
+            new = getattr(self.datamodule, "new_path", None)
+            scope.new_sha256 = None if new is None else self.datamodule.new_digest(new)
             folder = folder_of_checkpoint(checkpoint)
             return RunPlan(folder, checkpoint, notes=list(filter(None, [scope.note(folder)])))
 

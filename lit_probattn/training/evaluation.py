@@ -65,17 +65,19 @@ class Scope:
     """Scope of an evaluation.
 
     Args:
-        differences: settings, and data files, that differ from the run.
+        differences: settings, and data files with their SHA-256, that differ from the run.
         limit: the trainer's limit of batches; None for the whole split.
+        new_sha256: SHA-256 of new samples; None without any.
     """
 
     differences: dict[str, Any] = field(default_factory=dict)
     limit: float | None = None
+    new_sha256: str | None = None
 
     def path(self, folder: Path, stem: str, ending: str) -> Path:
         """Return the path of a result."""
-        about = {"differences": self.differences, "limit": self.limit}
-        if not any(about.values()):
+        about = {name: value for name, value in vars(self).items() if value}
+        if not about:
             return folder / f"{stem}{ending}"
         text = json.dumps(about, sort_keys=True, default=str)
         return folder / f"{stem}-{digest(text, 8)}{ending}"
@@ -132,7 +134,7 @@ def differences(checkpoint: Path, config: dict[str, Any], sources: Sources) -> d
             f"{remedy}"
         )
     changed = {key: flat.get(key) for key in found}
-    return changed | dict.fromkeys(source_differences(folder, sources), "changed")
+    return changed | source_differences(folder, sources)
 
 
 def _decides(key: str) -> bool:

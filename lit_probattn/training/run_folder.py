@@ -302,7 +302,7 @@ class _Wanted:
     def differences(self, folder: Path) -> list[str]:
         """Return what differs from a version: configuration keys, or else data files."""
         found = config_differences(read_own_config(folder), self.config)
-        if not found and (found := source_differences(folder, self.sources)):
+        if not found and (found := list(source_differences(folder, self.sources))):
             self.notes.append(f"{folder} was trained on other data (different: {', '.join(found)})")
         return found
 
@@ -483,14 +483,17 @@ def config_differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]
     ]
 
 
-def source_differences(folder: Path, sources: Sources) -> list[str]:
-    """Return the source files of the data that differ from a run's.
+def source_differences(folder: Path, sources: Sources) -> dict[str, str | None]:
+    """Return the source files of the data that differ from a run's, and their SHA-256.
 
-    Empty if the run has not recorded its sources, or has none.
+    A file that is missing now has the value None. Empty if the run has not recorded its sources, or
+    has none.
     """
     noted = [start["sources"] for start in read_starts(folder) if "sources" in start]
-    found = _differing(noted[-1], sources()) if noted and noted[-1] else []
-    return [f"data file {name}" for name in found]
+    if not noted or not noted[-1]:
+        return {}
+    now = sources()
+    return {f"data file {name}": now.get(name) for name in _differing(noted[-1], now)}
 
 
 def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -254,6 +254,10 @@ def test_new_texts_are_predicted_by_a_run(tmp_path, capsys):
     assert report["test/accuracy"] == pytest.approx(right)
     words = ["test", *given, f"--data.new_path={tmp_path / 'new.csv'}"]
     assert "has no labels" in error_of(words, capsys)
+    table[5:9].to_csv(tmp_path / "labelled.csv", index=False)
+    run(["predict", *given, f"--data.new_path={tmp_path / 'labelled.csv'}"])
+    sizes = sorted(len(pd.read_parquet(found)) for found in version.glob("predictions-*"))
+    assert sizes == [4, 5, 7]  # the changed file did not replace the results of the earlier one
     table["text"] += " gamma"
     table.to_csv(tmp_path / "other.csv", index=False)
     words = ["predict", *given, f"--data.path={tmp_path / 'other.csv'}"]

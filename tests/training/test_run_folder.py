@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.files import file_digest
 from lit_probattn.base.locks import claim, hold, release
 from lit_probattn.cli.app import main
 from lit_probattn.cli.errors import exit_status
@@ -168,7 +169,8 @@ def test_other_files_do_not_replace_the_result_of_a_run(tmp_path, capsys):
     for name in ("a", "b"):
         write_pairs(tmp_path / name)
     path = tmp_path / "b/new_aan_pairs.train.tsv"
-    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[::-1]))
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[::-1]))
     run(retrieval("fit", tmp_path, "a"))
     first = only_version(tmp_path)
     assert set(read_starts(first)[0]["sources"]) == {p.name for p in (tmp_path / "a").glob("*.tsv")}
@@ -177,8 +179,11 @@ def test_other_files_do_not_replace_the_result_of_a_run(tmp_path, capsys):
     assert "differs from" in capsys.readouterr().out
     (report,) = first.glob("test-step-00000001-*.json")
     assert json.loads(report.read_text(encoding="utf-8"))["differs_from_run"] == {
-        "data file new_aan_pairs.train.tsv": "changed"
+        "data file new_aan_pairs.train.tsv": file_digest(path)
     }
+    path.write_bytes(b"".join([*lines[1:], lines[0]]))  # other files once more: another result
+    run(retrieval("test", tmp_path, "b", "--ckpt_path", "last"))
+    assert len(list(first.glob("test-step-00000001-*.json"))) == 2
 
 
 # ---- one at a time -------------------------------------------------------------------------------
