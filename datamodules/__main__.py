@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 from datamodules import REGISTRY
 from datamodules.own_data import KINDS, kind_of
 from lit_probattn.base.errors import ConfigError, DataError, nearest
-from lit_probattn.base.progress import replace_unprintable
+from lit_probattn.base.progress import prepare_streams
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -48,7 +48,7 @@ def main(
         arguments: The command line.
         options_of: Options in the file of a task, by its name; `check PATH` starts from them.
     """
-    replace_unprintable()
+    prepare_streams()
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         helps = [word in ("-h", "--help") for word in arguments[:2]]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lit_probattn.base.errors import DEBUG_VARIABLE, ConfigError, nearest
-from lit_probattn.base.progress import leave_closed_output, replace_unprintable
+from lit_probattn.base.progress import leave_closed_output, prepare_streams
 
 # Variables set by launchers; Lightning reads some of them on import.
 _NUMBERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
@@ -82,7 +82,7 @@ def stored_help(name: str) -> str | None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status, 141 if standard output is closed early."""
-    replace_unprintable()
+    prepare_streams()
     try:
         status = _run(arguments)
         sys.stdout.flush()

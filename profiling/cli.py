@@ -13,7 +13,7 @@ from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.base.arguments import Parser
 from lit_probattn.base.config_files import output_folder
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.base.progress import leave_closed_output, replace_unprintable
+from lit_probattn.base.progress import leave_closed_output, prepare_streams
 from lit_probattn.cli.shards import add_shard_flags, shard_of
 from profiling.kernels.command import add_arguments as add_kernels_arguments
 
@@ -68,7 +68,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit status, 141 if standard output is closed early."""
-    replace_unprintable()
+    prepare_streams()
     options = make_parser().parse_args(arguments)
     try:
         status: int = options.run(options)

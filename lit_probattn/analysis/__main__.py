@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from lit_probattn.analysis.registry import STUDIES, Entry
 from lit_probattn.base.arguments import Parser
 from lit_probattn.base.errors import nearest
-from lit_probattn.base.progress import replace_unprintable
+from lit_probattn.base.progress import prepare_streams
 
 PROGRAM = "lit-probattn analyse"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a study; return the exit status, 2 with one line for user errors."""
-    replace_unprintable()
+    prepare_streams()
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(overview())

@@ -94,8 +94,19 @@ def progress(title: str, total: int, unit: str) -> Iterator[Callable[[int], None
     yield advance
 
 
-def replace_unprintable() -> None:
-    """Make stdout and stderr print `?` for characters that they cannot encode."""
+def prepare_streams() -> None:
+    """Make stdout and stderr print `?` for characters that they cannot encode.
+
+    Streams that are closed from the start are opened on the null device: Python sets them to None,
+    and the next file that is opened would receive what libraries print.
+    """
+    if None in (sys.stdin, sys.stdout, sys.stderr):
+        while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
+            pass
+        os.close(opened)
+        sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
+        sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+        sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

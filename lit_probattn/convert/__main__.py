@@ -3,7 +3,7 @@
 import sys
 from importlib import import_module
 
-from lit_probattn.base.progress import replace_unprintable
+from lit_probattn.base.progress import prepare_streams
 
 _OTHERS = {
     "from_transformers": "from_transformers",
@@ -15,7 +15,7 @@ _SAFETENSORS = ["--to", "safetensors"]
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the conversion that the first word or `--to safetensors` selects; MGK by default."""
-    replace_unprintable()
+    prepare_streams()
     words = sys.argv[1:] if arguments is None else list(arguments)
     name = _OTHERS[words.pop(0)] if words[:1] and words[0] in _OTHERS else "to_mgk"
     if "--to=safetensors" in words or _SAFETENSORS in [words[i : i + 2] for i in range(len(words))]:

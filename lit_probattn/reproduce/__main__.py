@@ -41,7 +41,7 @@ from pathlib import Path
 
 from lit_probattn.base.arguments import Parser
 from lit_probattn.base.errors import ConfigError, DataError, nearest, reports
-from lit_probattn.base.progress import replace_unprintable
+from lit_probattn.base.progress import prepare_streams
 from lit_probattn.compare.flags import add_flags, place_of
 from lit_probattn.compare.tables import FOLDER, kinds
 from lit_probattn.reproduce.commands import list_lines
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         See `lit_probattn.compare.command.run`; 2 for misuse and for unavailable tables.
     """
-    replace_unprintable()
+    prepare_streams()
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     parser = make_parser()
     options = parser.parse_args(arguments)

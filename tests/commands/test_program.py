@@ -115,6 +115,24 @@ def test_an_unknown_command_is_told_the_valid_ones(capsys):
     assert told.startswith("error: unknown command 'zzz'; valid: analyse, ask, check, ")
 
 
+@pytest.mark.skipif(os.name != "posix", reason="redirections of a shell")
+@pytest.mark.parametrize("words", ["list attention", "fit --task nothing"])
+def test_streams_that_are_closed_from_the_start_are_no_fault(words, tmp_path):
+    """Some schedulers start programs so; Python then has no sys.stdout and no sys.stderr."""
+    command = f"{sys.executable} -m lit_probattn {words}"
+    for closed, shown in ((">&- 2>errors", "2>errors"), ("2>&-", "")):
+        expected = subprocess.run(
+            f"{command} >/dev/null {shown}", shell=True, cwd=tmp_path, check=False
+        )
+        done = subprocess.run(f"{command} {closed}", shell=True, cwd=tmp_path, check=False)
+        assert done.returncode == expected.returncode
+    assert "Traceback" not in (tmp_path / "errors").read_text(encoding="utf-8")
+    code = "import sys; from lit_probattn.base.progress import prepare_streams as door; door(); "
+    code += "sys.exit(sys.stdout.isatty() or sys.stderr.isatty())"
+    command = f"{sys.executable} -c '{code}' >&- 2>&-"
+    assert subprocess.run(command, shell=True, check=False).returncode == 0
+
+
 @pytest.mark.skipif(os.name != "posix", reason="pipes of a shell")
 @pytest.mark.parametrize("words", [["list", "attention"], ["--help"]])
 def test_a_reader_that_goes_is_no_fault(words):
