@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -111,21 +112,21 @@ def _check_path(path: str, options: list[str], options_of: Callable[[str], list[
             break
     task = KINDS[kind_of(path, given)]
     status = _run("check", task, [*options_of(task), f"--path={path}", *options])
-    more = " ".join(f"--data.{option.lstrip('-')}" for option in _joined(options))
-    words = f"lit-probattn fit --task {task} --attention smgk --data.path {path} {more}"
-    print(f"train on it: {words.rstrip()}")
+    words = ["fit", "--task", task, "--attention", "smgk", "--data.path", path]
+    for option in _without_new_samples(options):
+        words.append(f"--data.{option[2:]}" if option.startswith("--") else option)
+    print(f"train on it: lit-probattn {shlex.join(words)}")
     return status
 
 
-def _joined(options: list[str]) -> list[str]:
-    """Join options and their values: `--name value` becomes one string."""
-    found: list[str] = []
-    for option in options:
-        if option.startswith("--") or not found:
-            found.append(option)
-        else:
-            found[-1] += f" {option}"
-    return found
+def _without_new_samples(options: list[str]) -> list[str]:
+    """Remove `--new_path` and its value, which `fit` does not accept."""
+    after = ["", *options]
+    return [
+        option
+        for before, option in zip(after, options, strict=False)
+        if before != "--new_path" and option.partition("=")[0] != "--new_path"
+    ]
 
 
 def _load(data: DataModule) -> dict[str, Split]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 from lit_probattn.__main__ import main
+from lit_probattn.cli.app import check_arguments
 from lit_probattn.commands import data
 from lit_probattn.configs import read_yaml
 from tests.datamodules.test_commands import write_reviews
@@ -61,6 +64,22 @@ def test_own_data_are_checked_with_the_settings_of_the_recommended_fit(words, tm
     assert "\ntokens: bytes, " in shown
     more = " --data.tokens bytes --data.batch_size=4\n"
     assert shown.endswith(recommended + more) == (len(words) == 1)
+
+
+@pytest.mark.parametrize("given", ["--new_path NEW", "--new_path=NEW"])
+def test_the_recommended_fit_can_be_pasted_and_reads_no_new_samples(given, tmp_path, capsys):
+    path = write_reviews(tmp_path / "my reviews.csv")
+    new = write_reviews(tmp_path / "new.csv")
+    more = ["--tokens", "bytes", *given.replace("NEW", str(new)).split(), "--text_column", "review"]
+    assert main(["data", "check", str(path), *more]) == 0
+    shown = capsys.readouterr().out
+    assert f"the samples of {new}\n" in shown
+    command = shlex.split(shown.splitlines()[-1].removeprefix("train on it: lit-probattn "))
+    assert command[-6:] == [
+        *("--data.path", str(path)),
+        *("--data.tokens", "bytes", "--data.text_column", "review"),
+    ]
+    check_arguments(command)
 
 
 def test_what_is_neither_a_task_nor_a_data_set_is_one_line(capsys):
