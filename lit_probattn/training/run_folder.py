@@ -534,20 +534,20 @@ def shorter(config: Mapping[str, Any], steps: int) -> dict[str, Any]:
     """Return the settings of a run of so many steps, by dotted key.
 
     The schedule ends with the run, warm-up keeps its share of the steps, and the intervals of
-    validations and checkpoints are at most the length of the run.
+    validations and checkpoints are at most the length of the run. Values that are not numbers are
+    unchanged: durations, and errors that the parser reports.
     """
     flat = flatten(config)
-    before = flat.get(STEPS) or steps
+    numbers = {key: value for key, value in flat.items() if isinstance(value, int | float)}
+    before = max(0, numbers.get(STEPS, 0)) or steps  # -1 means no limit
     found: dict[str, Any] = {STEPS: steps}
     if flat.get(SCHEDULE) is not None:
         found[SCHEDULE] = steps
-    if flat.get(WARMUP):
-        found[WARMUP] = max(1, round(flat[WARMUP] * min(1.0, steps / before)))
+    if numbers.get(WARMUP):
+        found[WARMUP] = max(1, round(numbers[WARMUP] * min(1.0, steps / before)))
     # Validations are counted in micro-batches, checkpoints in steps.
-    most = {INTERVALS[0]: steps * int(flat.get("trainer.accumulate_grad_batches") or 1)}
-    found |= {
-        key: min(flat[key], most.get(key, steps)) for key in INTERVALS if flat.get(key) is not None
-    }
+    most = {INTERVALS[0]: steps * int(numbers.get("trainer.accumulate_grad_batches", 1))}
+    found |= {key: min(numbers[key], most.get(key, steps)) for key in INTERVALS if key in numbers}
     return found
 
 

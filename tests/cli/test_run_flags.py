@@ -37,3 +37,27 @@ def test_seed_and_learning_rate():
 def test_steps_are_a_number(given):
     with pytest.raises(ConfigError, match="--steps must be at least 1, received"):
         with_run_flags(["fit", *given], FILES)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model.init_args.warmup_steps", "1e1"),  # the parser refuses it
+        ("trainer.val_check_interval", "00:00:10:00"),  # a duration
+        ("trainer.accumulate_grad_batches", "two"),
+        ("run.checkpoint_every", [4]),
+        ("trainer.max_steps", "1e2"),
+    ],
+)
+def test_what_is_no_number_is_left_to_the_parser(key, value):
+    part, _, name = key.rpartition(".")
+    content = {name: value}
+    for outer in reversed(part.split(".")):
+        content = {outer: content}
+    assert with_run_flags(["fit", "--steps=10"], [content]) == ["fit", "--trainer.max_steps=10"]
+
+
+def test_warm_up_of_a_run_without_a_limit_of_steps_is_not_shortened():
+    endless = [{"trainer": {"max_steps": -1}, "model": {"init_args": {"warmup_steps": 20}}}]
+    expected = ["--trainer.max_steps=100", "--model.init_args.warmup_steps=20"]
+    assert with_run_flags(["fit", "--steps=100"], endless) == ["fit", *expected]
