@@ -48,6 +48,8 @@ _CODE = (
     r"Trying to call reduce for unrecognized function <(?:built-in )?function ([\w.]+)",
 )
 
+AVERAGE = "ema.module."  # prefix of a moving average of the model's weights
+
 # Keys that every checkpoint of a run contains.
 _PARTS = ("state_dict", "global_step", "pytorch-lightning_version")
 
@@ -390,7 +392,8 @@ class CheckedCheckpointIO(CheckpointIO):
 def export_safetensors(checkpoint: Path, output: Path) -> int:
     """Write the model's weights of a checkpoint to a safetensors file; return their number.
 
-    Keys are parameter names of the model, without the task's prefix `model.`.
+    They are the weights that evaluations use: their moving average if the run has one. Keys are
+    parameter names of the model, without the task's prefix `model.`.
 
     Raises:
         CheckpointError: the output exists or cannot be written; the checkpoint is corrupt or
@@ -400,6 +403,8 @@ def export_safetensors(checkpoint: Path, output: Path) -> int:
         raise CheckpointError(f"{output} exists: choose another name, or remove it")
     state = load_checkpoint(find_file(checkpoint)).get("state_dict", {})
     prefix = "model."
+    if any(name.startswith(AVERAGE) for name in state):
+        prefix = AVERAGE
     named = {n.removeprefix(prefix): tensor for n, tensor in state.items() if n.startswith(prefix)}
     weights = {name: tensor.clone().contiguous() for name, tensor in named.items()}
     if not weights:

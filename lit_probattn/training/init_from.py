@@ -17,12 +17,16 @@ from torch import Tensor, nn
 
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.files import file_digest
-from lit_probattn.training.checkpoints import CheckpointError, find_file, load_checkpoint
+from lit_probattn.training.checkpoints import (
+    AVERAGE,
+    CheckpointError,
+    find_file,
+    load_checkpoint,
+)
 
 Shapes = tuple[tuple[int, ...], tuple[int, ...]]
 
 _MODEL = "model."
-_AVERAGE = "ema.module."  # prefix of a moving average of the model's weights
 _SHOWN = 6  # names per line
 # End of a table's name -> meaning of its rows, and how to make them match.
 _TABLES = (
@@ -133,7 +137,7 @@ def init_from(task: Any, path: str, tokeniser: str | None = None) -> Taken:
     average: Any = getattr(task, "ema", None)
     if average is not None:
         weights = task.model.state_dict().items()
-        fresh = {name: w for name, w in weights if f"{_AVERAGE}{name}" not in found.taken}
+        fresh = {name: w for name, w in weights if f"{AVERAGE}{name}" not in found.taken}
         average.module.load_state_dict(fresh, strict=False)
     return found
 
@@ -182,7 +186,7 @@ def _match(source: Path, step: int | None, state: Mapping[str, Tensor], task: An
     own: Mapping[str, Tensor] = task.state_dict()
 
     def is_head(name: str) -> bool:
-        return bool(task.is_head(name.replace(_AVERAGE, _MODEL, 1)))
+        return bool(task.is_head(name.replace(AVERAGE, _MODEL, 1)))
 
     both = [name for name in own if name in state]
     other = {

@@ -344,6 +344,17 @@ def test_load_from_checkpoint_builds_the_same_model(newest):
     assert all(torch.equal(saved[name], tensor) for name, tensor in model.state_dict().items())
 
 
+def test_the_moving_average_is_exported(saved, tmp_path):
+    """The weights whose scores selected the checkpoint."""
+    average = torch.full((53, 11), 3.0)
+    found = content()
+    found["state_dict"] |= {"ema.module.w": average}
+    save_checkpoint(found, saved)
+    assert export([str(saved), str(tmp_path / "w.safetensors")]) == 0
+    (weights,) = load_file(tmp_path / "w.safetensors").values()
+    assert torch.equal(weights, average)
+
+
 def test_export_to_safetensors(newest, tmp_path):
     count = export_safetensors(newest, tmp_path / "w.safetensors")
     weights = load_file(tmp_path / "w.safetensors")
