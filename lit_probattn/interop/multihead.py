@@ -11,6 +11,19 @@ from lit_probattn.attention import Attention
 from lit_probattn.attention.call import key_or_fresh
 
 
+class _NoTensor:
+    """Stands for a projection that does not exist.
+
+    `nn.TransformerEncoder` does not use its fused path, which converts to nested tensors, if one of
+    the weights of its first layer overrides torch's functions.
+    """
+
+    @classmethod
+    def __torch_function__(cls, *_: Any) -> Any:
+        """Override no function."""
+        return NotImplemented
+
+
 class MultiheadForm(nn.Module):
     """An attention layer that is called like `torch.nn.MultiheadAttention`.
 
@@ -28,8 +41,8 @@ class MultiheadForm(nn.Module):
         TypeError: `layer` is not a layer of this package.
     """
 
-    # Attributes that torch's encoder layer checks before it bypasses the call.
-    in_proj_weight: None = None
+    # Attributes that torch's encoder and its layer check before they bypass the call.
+    in_proj_weight = _NoTensor()
     in_proj_bias: None = None
     _qkv_same_embed_dim = False
 
@@ -45,6 +58,11 @@ class MultiheadForm(nn.Module):
         self.embed_dim, self.num_heads = layer.embed_dim, layer.num_heads
         self.head_dim = layer.head_dim
         self.kdim = self.vdim = layer.key_embed_dim
+
+    @property
+    def out_proj(self) -> nn.Linear:
+        """The layer's output projection, which `nn.TransformerEncoder` reads."""
+        return self.layer.out_proj
 
     @property
     def dropout(self) -> float:

@@ -146,6 +146,23 @@ def test_a_transformer_of_torch_computes_the_same(training, batch_first):
         torch.testing.assert_close(ours_out, expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("grad", [True, False])
+def test_layers_of_a_whole_encoder_are_replaced(grad):
+    """At evaluation, an encoder with torch's layers converts padded batches to nested tensors."""
+    theirs, ours = pair()
+    block = nn.TransformerEncoderLayer(C, H, 16, dropout=0.0, batch_first=True).double()
+    block.self_attn = theirs
+    encoder = nn.TransformerEncoder(block, 2).eval()
+    assert encoder.use_nested_tensor
+    other = copy.deepcopy(encoder)
+    for layer in other.layers:
+        layer.self_attn = copy.deepcopy(ours)
+    x, hidden = inputs(keys=L)[1], padding(torch.bool)
+    with torch.set_grad_enabled(grad):
+        expected, found = (each(x, src_key_padding_mask=hidden) for each in (encoder, other))
+    torch.testing.assert_close(found[~hidden], expected[~hidden], rtol=1e-10, atol=1e-10)
+
+
 def test_a_decoder_of_torch_computes_the_same():
     theirs, ours = pair()
     layer = nn.TransformerDecoderLayer(C, H, 16, dropout=0.0, batch_first=True).double()
