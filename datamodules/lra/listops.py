@@ -135,11 +135,18 @@ class ListOps(Generated, ArenaTokens):
             self._read(writer)
 
     def splits_of(self, cache: Cache) -> dict[str, Split]:
-        """Open the three splits."""
-        return {
-            name: TokenSplit.from_cache(cache, name, self._max_length_tokens)
-            for name in listops_release.SPLIT_FILES
-        }
+        """Open the three splits; raises DataError if an expression would be truncated."""
+        limit, splits = self._max_length_tokens, {}
+        for name in listops_release.SPLIT_FILES:
+            split = TokenSplit.from_cache(cache, name, limit)
+            if (longer := int((split.lengths > limit).sum())) > 0:
+                raise DataError(
+                    f"ListOps: {longer} of {len(split)} expressions of {name} have more than "
+                    f"max_length_tokens={limit} tokens (up to {split.lengths.max()}), and a "
+                    f"truncated expression does not determine its value; raise max_length_tokens"
+                )
+            splits[name] = split
+        return splits
 
     def decode(self, ids: Iterable[int]) -> str:
         """Convert token ids to text."""

@@ -116,3 +116,14 @@ def test_a_wrong_file_leaves_no_cache(tmp_path: Path) -> None:
     write(tmp_path, HEADER + GOOD + NESTED, "basic_test.tsv")
     data.setup()
     assert [len(data.split(name)) for name in ("train", "val", "test")] == [1, 1, 2]
+
+
+def test_expressions_that_would_be_truncated_are_refused(tmp_path: Path) -> None:
+    """A truncated expression does not determine its value."""
+    for name in ("basic_train.tsv", "basic_val.tsv", "basic_test.tsv"):
+        write(tmp_path, HEADER + GOOD + NESTED, name)
+    ListOps(source="released", data_dir=str(tmp_path), max_length_tokens=8).setup()
+    data = ListOps(source="released", data_dir=str(tmp_path), max_length_tokens=7)
+    message = r"1 of 2 expressions of train have more than max_length_tokens=7 tokens \(up to 8\)"
+    with pytest.raises(DataError, match=message):
+        data.setup()
