@@ -233,6 +233,19 @@ def test_the_arena_as_published_is_evaluated_in_the_authors_way(name, batches, t
     assert differences(task, row, Options(as_published=True)) == []
 
 
+def test_reports_on_listops_list_that_its_expressions_are_generated():
+    """The papers read the released files; the reduced protocol cannot."""
+    task = read_tasks()["listops"]
+    row = read_table("mgk_table1").rows["softmax_8"]
+    found = {d.key: (d.published, d.here) for d in differences(task, row, Options())}
+    assert found["data.init_args.source"] == ("released", "generated")
+    for more in ({}, {"steps": 100}):
+        config = run_config(task, row, Options(as_published=True, **more))
+        assert setting(config, "data.init_args.source") == "released"
+    short = run_config(task, row, Options(as_published=True, shortened=True))
+    assert setting(short, "data.init_args.source") == "generated"
+
+
 def test_published_file_is_tidy():
     with (ROOT / "configs/reproduce/published.csv").open() as file:
         rows = list(csv.reader(file))
