@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from datetime import date, datetime, time
+from datetime import UTC, date, datetime, time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,8 @@ _IDS: tuple[str, ...] = ("id", "series", "series_id", "case", "case_id", "sample
 _UNNAMED = re.compile(r"|Unnamed: \d+|__index_level_\d+__")  # of pandas, for an index
 _NUMBER = re.compile(r"\d+")
 _TIMES: tuple[str, ...] = ("time", "t", "step", "timestamp", "index", "date")
-_READER_VERSION = 2  # part of the cache name; increment when the stored data change
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_READER_VERSION = 3  # part of the cache name; increment when the stored data change
 _MISSING = ("", "?", "nan", "na", "null", "none")
 
 Series = npt.NDArray[np.float32]
@@ -404,7 +405,10 @@ def _moment(value: object) -> tuple[str, Any]:
     if not isinstance(value, datetime | time):
         return "", None
     kind = "a date" if isinstance(value, datetime) else "a time of day"
-    return (kind if value.tzinfo is None else f"{kind} with a time zone"), value
+    if value.tzinfo is None:
+        return kind, value
+    # Python compares times of one zone by its clock, which is set back once a year.
+    return f"{kind} with a time zone", value - _EPOCH if isinstance(value, datetime) else value
 
 
 def _read_arrays(path: Path, labelled: bool) -> Rows:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from datamodules import OwnSeries
@@ -161,6 +162,24 @@ def test_steps_are_in_the_order_of_time(tmp_path, times):
 def test_times_that_cannot_be_ordered_are_refused_with_their_line(tmp_path, times, message):
     with pytest.raises(DataError, match=rf"mine\.csv, line \d+: .*{message}"):
         data(timed(tmp_path / "mine.csv", times))
+
+
+def test_times_of_parquet_are_in_order_when_the_clock_is_set_back(tmp_path):
+    """Steps of 40 minutes: 02:00, 02:40, and after that 02:20, local time."""
+    start = pd.Timestamp("2020-10-25 00:00", tz="UTC")
+    frame = pd.DataFrame(
+        {
+            "id": i,
+            "time": (start + pd.Timedelta(minutes=40 * t)).tz_convert("Europe/Berlin"),
+            "value": t + i / 100,
+            "label": "ab"[i % 2],
+        }
+        for i in range(30)
+        for t in (3, 1, 0, 2, 4)
+    )
+    frame.to_parquet(tmp_path / "mine.parquet", index=False)
+    train: Any = data(tmp_path / "mine.parquet").split("train")
+    assert [round(float(v)) for v in train[0].values[:, 0]] == [0, 1, 2, 3, 4]
 
 
 def test_dates_of_parquet(tmp_path):
