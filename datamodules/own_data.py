@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import date, datetime, time
 from pathlib import Path
+from typing import Any
 
 from datamodules.core.files import expand
 from datamodules.core.tables import TABLES, read_table
@@ -66,15 +70,19 @@ def _kind_of_table(path: Path) -> str:
         return "text"
     for values in table.columns.values():
         blanks = sum(isinstance(value, str) and " " in value.strip() for value in values)
-        if 2 * blanks > len(values):
+        if 2 * blanks > len(values) and not _is_number_or_time(values[0]):
             return "texts"
-    numbers = [name for name, values in table.columns.items() if _is_number(values[0])]
+    numbers = [name for name, values in table.columns.items() if _is_number_or_time(values[0])]
     return "series" if 2 * len(numbers) >= len(table.columns) else "texts"
 
 
-def _is_number(value: object) -> bool:
-    try:
-        float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return False
-    return True
+def _is_number_or_time(value: object) -> bool:
+    if isinstance(value, date | time):  # in Parquet files
+        return True
+    readers: tuple[Callable[[Any], Any], ...]
+    readers = float, datetime.fromisoformat, time.fromisoformat
+    for reader in readers:
+        with suppress(TypeError, ValueError):
+            reader(value)
+            return True
+    return False

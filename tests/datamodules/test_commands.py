@@ -15,6 +15,7 @@ import pytest
 
 from datamodules import REGISTRY
 from datamodules.__main__ import main
+from datamodules.own_data import kind_of
 from tests.datamodules.images.made import picture
 from tests.datamodules.lra import files as lra
 from tests.datamodules.text import made as made_text
@@ -24,6 +25,21 @@ from tests.support.paths import ROOT
 
 SIZES = {"num_train": 64, "num_val": 8, "num_test": 8, "min_length": 4, "max_length": 30}
 SMALL = [f"--{name}={value}" for name, value in SIZES.items()]
+
+
+@pytest.mark.parametrize(
+    ("row", "kind"),
+    [
+        ("s1,2020-01-01 10:00:00,1.5,up", "series"),
+        ("s1,2020-01-01T10:00+01:00,1.5,up", "series"),
+        ("s1,10:00:00,1.5,up", "series"),
+        ("s1,2020-01-01 10:00:00,a film,up", "texts"),
+    ],
+)
+def test_times_are_values_of_a_series(row, kind, tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text(f"id,time,value,label\n{row}\n")
+    assert kind_of(str(path)) == kind
 
 
 def test_prepare_then_check(tmp_path: Path, capsys) -> None:
