@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,8 @@ from lit_probattn.base.torch_internals import outside_functions
 from lit_probattn.interop.swap.classes import parameter_of
 from lit_probattn.interop.swap.core import fitted_call, joined, scaled
 from lit_probattn.interop.swap.settings import Settings
+
+Value = TypeVar("Value")
 
 
 @dataclass
@@ -152,9 +154,9 @@ class Cores(nn.ModuleList):
             )
         return tokens
 
-    def twins(self, module: nn.Module) -> dict[int, tuple[Tensor, list[Tensor]]]:
-        """Return the parameters that compute keys, with the parameters of further components."""
-        found: dict[int, tuple[Tensor, list[Tensor]]] = {}
+    def twins(self, module: nn.Module) -> ByTensor[list[Tensor]]:
+        """Return the parameters of further components by those that compute keys."""
+        found: ByTensor[list[Tensor]] = ByTensor()
         for core, sharing in zip(self, self.sharing, strict=True):
             more: Any = core
             parts = (
@@ -165,11 +167,27 @@ class Cores(nn.ModuleList):
                 if name is None:
                     continue
                 held = parameter_of(module, name)
-                found[id(held)] = (
-                    held,
-                    [_with(held, axis, rows, part) for part in getattr(more, own)],
-                )
+                found.set(held, [_with(held, axis, rows, part) for part in getattr(more, own)])
         return found
+
+
+class ByTensor(Generic[Value]):
+    """Values of tensors, which are compared by identity; PyTorch 2.11 does not compile `id`."""
+
+    def __init__(self) -> None:
+        self.items: list[tuple[Tensor, Value]] = []
+
+    def get(self, tensor: Any) -> Value | None:
+        """Return the value of a tensor; None if it has none."""
+        for held, value in self.items:
+            if held is tensor:
+                return value
+        return None
+
+    def set(self, tensor: Tensor, value: Value) -> None:
+        """Set the value of a tensor."""
+        self.items = [(t, v) for t, v in self.items if t is not tensor]
+        self.items.append((tensor, value))
 
 
 def _with(held: Tensor, axis: int, rows: list[int], part: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from lit_probattn.base.torch_internals import open_multi_head_attention, recomputation
 from lit_probattn.interop.swap.classes import take_calls
-from lit_probattn.interop.swap.cores import Cores, heads_of
+from lit_probattn.interop.swap.cores import ByTensor, Cores, heads_of
 
 SDPA, MULTI_HEAD = F.scaled_dot_product_attention, F.multi_head_attention_forward
 # Arguments of MULTI_HEAD after the weights, if they are positional.
@@ -68,7 +68,7 @@ class Attending(Seeing):
         self.needs_weights = False
         self.weights: Tensor | None = None
         self.around = None if torch.compiler.is_compiling() else recomputation()
-        self.twins: dict[int, tuple[Tensor, list[Tensor]]] = module.cores.twins(module)
+        self.twins: ByTensor[list[Tensor]] = module.cores.twins(module)
 
     def other(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return the result of another function, and record the results of further components."""
@@ -78,16 +78,16 @@ class Attending(Seeing):
 
     def follow_components(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Compute a function of keys also for further components."""
-        if self.twins and _holds(self.twins, (args, kwargs)):
-            count = len(next(iter(self.twins.values()))[1])
+        if self.twins.items and _holds(self.twins, (args, kwargs)):
+            count = len(self.twins.items[0][1])
             more = [func(*_twin(self.twins, args, t), **_twin(self.twins, kwargs, t))
                     for t in range(count)]  # fmt: skip
             if isinstance(out, Tensor):
-                self.twins[id(out)] = out, more
+                self.twins.set(out, more)
             elif isinstance(out, tuple | list):
                 for place, part in enumerate(out):
                     if isinstance(part, Tensor):
-                        self.twins[id(part)] = part, [other[place] for other in more]
+                        self.twins.set(part, [other[place] for other in more])
 
     def components(self, key: Tensor, form: Callable[[Tensor], Tensor]) -> Tensor:
         """Return keys (B, H_kv·K, L, E) with the components of every head adjacent.
@@ -96,9 +96,10 @@ class Attending(Seeing):
             key: keys of the host.
             form: returns their heads, (B, H_kv, L, E).
         """
-        if not self.twins or id(key) not in self.twins:  # PyTorch 2.11 compiles no id()
+        more = self.twins.get(key)
+        if more is None:
             return form(key)
-        every = [form(k) for k in (key, *self.twins[id(key)][1])]
+        every = [form(k) for k in (key, *more)]
         return torch.stack(every, 2).flatten(1, 2)
 
     @property
@@ -206,10 +207,10 @@ def as_heads(x: Tensor) -> Tensor:
     return x.flatten(0, -4) if x.dim() > 4 else x
 
 
-def _holds(twins: Any, given: Any) -> bool:
+def _holds(twins: ByTensor[list[Tensor]], given: Any) -> bool:
     """Whether an argument of a function has further components."""
     if isinstance(given, Tensor):
-        return id(given) in twins
+        return twins.get(given) is not None
     if isinstance(given, dict):
         given = given.values()
     elif not isinstance(given, tuple | list):
@@ -217,10 +218,11 @@ def _holds(twins: Any, given: Any) -> bool:
     return any(_holds(twins, part) for part in given)
 
 
-def _twin(twins: Any, given: Any, place: int) -> Any:
+def _twin(twins: ByTensor[list[Tensor]], given: Any, place: int) -> Any:
     """Return arguments with a further component instead of the first."""
     if isinstance(given, Tensor):
-        return twins[id(given)][1][place] if id(given) in twins else given
+        more = twins.get(given)
+        return given if more is None else more[place]
     if isinstance(given, dict):
         return {name: _twin(twins, part, place) for name, part in given.items()}
     if type(given) in (tuple, list):

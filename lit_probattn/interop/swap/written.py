@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lit_probattn.base.torch_internals import outside_functions
+from lit_probattn.interop.swap.cores import ByTensor
 from lit_probattn.interop.swap.taking import Attending
 
 T = torch.Tensor
@@ -80,12 +81,8 @@ class Products:
     """Tensors of one forward that come from a product, and how."""
 
     def __init__(self) -> None:
-        self.known: dict[int, tuple[Tensor, Product]] = {}
-        self.maps: dict[int, tuple[Tensor, Any]] = {}  # results of a softmax, and their site
-
-    def product_of(self, scores: Any) -> Product | None:
-        """Return how a tensor comes from a product, or None."""
-        return self.known.get(id(scores), (None, None))[1]
+        self.known: ByTensor[Product] = ByTensor()
+        self.maps: ByTensor[Any] = ByTensor()  # the site of a softmax, by its results
 
     def follow(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Record the result of a function."""
@@ -101,19 +98,21 @@ class Products:
         elif func in _FACTORS | _DIVISORS | _SUMS | _FORMS:
             made = self._passed_on(func, args)
         if _is_in_place(func, kwargs):  # perhaps of scores, or of a view of them
-            for key, (tensor, product) in self.known.items():
-                self.known[key] = tensor, replace(product, added=True)
+            self.known.items = [(t, replace(p, added=True)) for t, p in self.known.items]
         if made is not None:
-            self.known[id(out)] = out, made
-        if args and id(args[0]) in self.maps and func in _FORMS | {F.dropout}:
-            self.maps[id(out)] = out, self.maps[id(args[0])][1]
+            self.known.set(out, made)
+        if args and func in _FORMS | {F.dropout}:
+            site = self.maps.get(args[0])
+            if site is not None:
+                self.maps.set(out, site)
 
     def _passed_on(self, func: Any, args: Any) -> Product | None:
         """Return how a result comes from the product of an argument, or None."""
-        at = next((i for i, a in enumerate(args) if id(a) in self.known), None)
-        if at is None:
+        products = [self.known.get(argument) for argument in args]
+        at = next((i for i, product in enumerate(products) if product is not None), -1)
+        found = products[at] if at >= 0 else None
+        if found is None:
             return None
-        found = self.known[id(args[at])][1]
         if func in _SUMS:
             return replace(found, added=True)
         if func in _FORMS:
@@ -132,14 +131,14 @@ class Products:
     def values_of(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Tensor | None]:
         """Return the site whose weights a function multiplies with values, and the values."""
         args = in_order(args, kwargs)
-        first = self.maps.get(id(args[0]), (None, None))[1] if args else None
+        first = self.maps.get(args[0]) if args else None
         if first is None or func not in _PRODUCTS:
             return None, None
         return first, args[1]
 
     def heads(self, scores: Tensor) -> tuple[Tensor, Tensor, Product] | None:
         """Return queries (B, H, N, E) and keys (B, H, L, E) of scores (B, H, N, L), or None."""
-        found = self.product_of(scores)
+        found = self.known.get(scores)
         if found is None or scores.dim() != 4:
             return None
         (rows, size), cols = found.query.shape[-2:], found.key_t.shape[-1]
@@ -170,7 +169,7 @@ class AttendingInWriting(Attending):
                 return maps.to(kwargs.get("dtype") or given[0].dtype)
         out = func(*args, **kwargs)
         self.products.follow(func, args, kwargs, out)
-        if id(out) not in self.products.known:  # the core computes scores of other components
+        if self.products.known.get(out) is None:  # the core computes scores of other components
             self.follow_components(func, args, kwargs, out)
         return out
 

@@ -143,8 +143,8 @@ class Recorder(Seeing):
             if heads is not None:
                 query, key, _ = heads
                 site = self.note(owner, "written", (query, key, key), {}, None)
-                products.maps[id(out)] = out, site
-            elif given[0].dim() == 4 or products.product_of(given[0]) is not None:
+                products.maps.set(out, site)
+            elif given[0].dim() == 4 or products.known.get(given[0]) is not None:
                 self.written.setdefault(self.names[id(owner)], caller())
             return out
         site, value = products.values_of(func, args, kwargs)
