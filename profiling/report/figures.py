@@ -51,6 +51,7 @@ _DRAWN = {
 _TIME = "time_median_s"
 _MODES = {"eval": "forward pass", "train": "training step"}
 _MOST_NAMED = 2  # variants in a claim
+_MOST_PANELS = 6  # of operations and time
 _KEYS = ["variant", "baseline", "embed_dim", "seq_len", "grid_heads", "batch_size"]
 
 
@@ -184,7 +185,7 @@ def ratio_figure(parts: Mapping[Quantity, pd.DataFrame], names: Mapping[str, str
     one = next(iter(parts.values()))
     caption += f" with backend {', '.join(sorted(one['backend'].unique()))}; "
     caption += (
-        "medians without error bars; the table of ratios contains their spread."
+        "medians without error bars; rows.csv contains the quantiles of times."
         if has_error
         else (
             "counts and predictions have no error."
@@ -352,16 +353,28 @@ def together_figure(both: pd.DataFrame, names: Mapping[str, str]) -> ReportFigur
         "quantile of repeated measurements divided by the 80 % (20 %) quantile of the baseline. "
         f"{len(both)} points."
     )
+    places = _places(both)
+    if len(places) > _MOST_PANELS:
+        caption += f" {_MOST_PANELS} of {len(places)} settings are drawn."
     return ReportFigure(claim, caption, partial(_draw_together, both, names))
 
 
+def _places(both: pd.DataFrame) -> dict[tuple[Any, ...], pd.DataFrame]:
+    """Return the rows of each mode and setting."""
+    return {key: part for key, part in both.groupby(_place_columns(both), sort=False)}
+
+
+def _place_columns(both: pd.DataFrame) -> list[str]:
+    sizes = ("embed_dim", "seq_len", "batch_size")
+    return ["mode", *(c for c in sizes if both[c].nunique() > 1)]
+
+
 def _draw_together(both: pd.DataFrame, names: Mapping[str, str]) -> Figure:
-    """Draw one panel per mode and setting with one row per variant."""
-    columns = [
-        "mode",
-        *(c for c in ("embed_dim", "seq_len", "batch_size") if both[c].nunique() > 1),
-    ]
-    places = list(both.groupby(columns, sort=False))[:6]
+    """Draw one panel per mode and setting, or six of them, with one row per variant."""
+    columns, places = _place_columns(both), list(_places(both).items())
+    if len(places) > _MOST_PANELS:  # from the first to the last
+        steps = [i * (len(places) - 1) / (_MOST_PANELS - 1) for i in range(_MOST_PANELS)]
+        places = [places[round(step)] for step in steps]
     variants = list(dict.fromkeys(both["variant"]))
     height = 1.3 + 0.42 * len(variants)
     figure, axes = tiles(len(places), 3, 4.6, height, sharey=True, sharex=True)
@@ -378,12 +391,12 @@ def _draw_together(both: pd.DataFrame, names: Mapping[str, str]) -> Figure:
         labels = [textwrap.fill(names[variant], 24) for variant in variants]
         axis.set_yticks(list(heights.values()), labels)
         axis.set_ylim(-len(variants) + 0.4, 0.6)
-        axis.set_xlim(left=0.0)
         axis.set_xlabel(f"ratio to the baseline ({CHEAPER})")
         told = [_MODES[str(place[0])]]
         letters = {**_LETTERS, "batch_size": "batch"}
         told += [f"{letters[c]} = {v}" for c, v in zip(columns[1:], place[1:], strict=True)]
         axis.set_title(", ".join(told))
+    axes[0].set_xlim(left=0.0)  # shared, so after all panels
     marks = [
         Line2D([], [], marker="D", ls="none", color="0.3", mfc="white", label="multiply-adds"),
         Line2D([], [], marker="o", ls="none", color="0.3", label="time"),

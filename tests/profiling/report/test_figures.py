@@ -135,6 +135,29 @@ def test_a_sweep_has_at_most_two_figures_and_the_second_needs_times():
     assert ends == pytest.approx([1.5 * 0.9 / 1.2, 1.5 * 1.2 / 0.9])
 
 
+def test_all_panels_of_operations_and_time_contain_their_values():
+    """Eight settings, whose ratios of time rise from 1.5 to 9: six are drawn, in one scale."""
+    variants = {"softmax": attention(), "mgk": attention(MGK)}
+    lengths = [8 * (place + 1) for place in range(8)]
+    config = sweep(variants=variants, grid={"embed_dim": [8], "seq_len": lengths})
+    frame = pd.concat([rows(config, time=0.25).assign(seq_len=length) for length in lengths])
+    frame = frame.drop_duplicates(["variant", "seq_len"])
+    mgk = frame["variant"] == "mgk"
+    for column in ("time_median_s", "time_p20_s", "time_p80_s"):
+        frame.loc[mgk, column] *= frame.loc[mgk, "seq_len"] / 8
+    one = figures.together_figure(
+        figures._operations_and_time(config, frame), figures.plain_names(frame)
+    )
+    assert one.caption.endswith("8 points. 6 of 8 settings are drawn.")
+    figure = one.drawn()
+    told = [axis.get_title() for axis in figure.axes]
+    assert told[0] == "forward pass, N = 8"
+    assert told[-1] == "forward pass, N = 64"
+    assert len(told) == 6
+    assert [axis.get_xlim()[0] for axis in figure.axes] == [0.0] * 6
+    assert min(axis.get_xlim()[1] for axis in figure.axes) > 8 * 1.5 * 1.2 / 0.9
+
+
 def test_a_single_point_has_no_figure():
     from profiling.report.ratios import ratio_table
 
