@@ -197,7 +197,7 @@ class Task(pl.LightningModule):
         lr: peak learning rate.
         betas: AdamW's averaging factors; a schedule that cycles beta1 overrides betas[0].
         eps: AdamW's epsilon.
-        weight_decay: decoupled weight decay, on all parameters.
+        weight_decay: decoupled weight decay, on all parameters unless the task exempts some.
         schedule: learning-rate schedule; see `lit_probattn.tasks.schedules`.
         warmup_steps: number of optimiser steps up to the peak; scaled down for runs that are not
             longer, see `lit_probattn.tasks.schedules.lengths_of_run`.
