@@ -45,8 +45,11 @@ def written() -> Graph | None:
 
 
 def is_symbol(size: int) -> bool:
-    """Return whether a size is dynamic in an exported program, so not a Python number."""
-    return isinstance(size, torch.SymInt)
+    """Return whether a size is dynamic in an exported program, so not a Python number.
+
+    `torch.jit.trace` records sizes as tensors.
+    """
+    return isinstance(size, torch.SymInt | Tensor)
 
 
 def once_differentiable(backward: _Backward) -> _Backward:

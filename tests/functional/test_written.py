@@ -117,6 +117,27 @@ def test_a_program_for_any_sizes_has_masks_and_a_bias(name):
     torch.testing.assert_close(program(x, **masks), layer(x, **masks), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["softmax", "smgk", "hard_fish", "linear"])
+def test_a_jit_trace_is_for_any_sizes(name):
+    class Causal(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer_of(name)
+
+        def forward(self, x, key_mask):
+            return self.layer(x, key_mask=key_mask, is_causal=True)
+
+    def call(size, samples):
+        x = torch.randn(samples, size, layer.layer.embed_dim)
+        return x, torch.rand(samples, size) < 0.7
+
+    layer = Causal()
+    with torch.no_grad():
+        graph = torch.jit.trace(layer, call(24, 3), check_trace=False)
+        for given in (call(31, 5), call(17, 1)):
+            torch.testing.assert_close(graph(*given), layer(*given), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("trace", ["make_fx", "jit"])
 def test_traces(trace):
     layer, x = layer_of("smgk"), inputs(64, 0)
