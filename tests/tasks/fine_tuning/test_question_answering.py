@@ -195,7 +195,10 @@ def test_new_questions_without_answers_are_answered(trained, tmp_path, capsys):
         if answered:
             run(command("test", folder, *SHORT, *new))
         run(command("predict", folder, *SHORT, *new))
-        (path,) = version.glob("predictions-step-00000004-*.parquet")
+        path = max(
+            version.glob("predictions-step-00000004-*.parquet"),
+            key=lambda path: path.stat().st_mtime,
+        )
         tables[answered] = pd.read_parquet(path)
     assert len(tables[False]) == len(asked)
     assert tables[False]["prediction"].tolist() == tables[True]["prediction"].tolist()
