@@ -256,13 +256,16 @@ def _arrow(pair: tuple[int, int]) -> str:
 def _count(number: int | None) -> str:
     if number is None:
         return ""
-    return f"{number / 1e9:,.2f} G" if number >= 1e7 else f"{number / 1e6:,.2f} M"
+    return f"{number / 1e9:,.2f} G" if number >= 1e9 else f"{number / 1e6:,.2f} M"
 
 
 def _bytes(number: int | None) -> str:
     if number is None:
         return ""
-    return f"{number / 2**20:,.0f} MiB" if number >= 2**20 else f"{number / 2**10:,.0f} KiB"
+    if number < 2**20:
+        return f"{number / 2**10:,.0f} KiB"
+    mebibytes = number / 2**20
+    return f"{mebibytes:,.1f} MiB" if mebibytes < 100 else f"{mebibytes:,.0f} MiB"
 
 
 def _time(seconds: float | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from itertools import product
 
 import pytest
@@ -286,6 +287,14 @@ def test_small_numbers_are_not_zero_and_given_flags_are_not_asked_for(few, tmp_p
     assert " 0 MiB " not in told
     assert "add --write_sweep" not in told
     assert f"lit-probattn sweep --config {sweep} --out" in told
+
+
+def test_layers_of_middle_sizes_have_several_digits(few, capsys):
+    assert main(["--embed_dim", "64", "--seq_len", "512", "--num_heads", "4", "--batch", "1"]) == 0
+    found = re.findall(r" (\S+) [MG]  +(\S+) MiB", capsys.readouterr().out)
+    assert len(found) > 1
+    assert all(len(re.sub(r"\D", "", number)) > 1 for row in found for number in row)
+    assert not any(number.startswith("0.0") for row in found for number in row)
 
 
 def test_times_of_other_sizes_are_no_order(few, tmp_path, capsys):
