@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any, Literal
 
 import torch
@@ -14,6 +16,7 @@ from lit_probattn.base.torch_internals import is_exporting, is_proxied, is_trans
 __all__ = [
     "NO_SECOND_DERIVATIVE",
     "Graph",
+    "fixed_sizes",
     "is_symbol",
     "is_transformed",
     "once_differentiable",
@@ -26,6 +29,7 @@ __all__ = [
 # ONNX, torch.jit.trace and make_fx, whose programs contain only PyTorch's operators.
 Graph = Literal["compiled", "exported"]
 
+_FIXED: ContextVar[bool] = ContextVar("fixed_sizes", default=False)
 _Backward = Callable[..., Any]
 NO_SECOND_DERIVATIVE = (
     'create_graph=True: this attention backend has no second derivative; use backend="reference"'
@@ -47,9 +51,19 @@ def written() -> Graph | None:
 def is_symbol(size: int) -> bool:
     """Return whether a size is dynamic in an exported program, so not a Python number.
 
-    `torch.jit.trace` records sizes as tensors.
+    `torch.jit.trace` records sizes as tensors, which are dynamic outside of `fixed_sizes`.
     """
-    return isinstance(size, torch.SymInt | Tensor)
+    return isinstance(size, torch.SymInt) or (isinstance(size, Tensor) and not _FIXED.get())
+
+
+@contextlib.contextmanager
+def fixed_sizes() -> Iterator[None]:
+    """Trace for the sizes of the inputs only, as counters of operations do."""
+    token = _FIXED.set(True)
+    try:
+        yield
+    finally:
+        _FIXED.reset(token)
 
 
 def once_differentiable(backward: _Backward) -> _Backward:

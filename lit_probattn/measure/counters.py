@@ -22,6 +22,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from lit_probattn.base.errors import UnsupportedError
+from lit_probattn.base.graphs import fixed_sizes
 from lit_probattn.base.torch_internals import (
     CDIST_OPERATORS,
     CPU_ATTENTION_OPERATORS,
@@ -145,7 +146,7 @@ def fvcore_macs(model: nn.Module, inputs: torch.Tensor) -> Macs:
     analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
     analysis.tracer_warnings("none")
     logging.getLogger("fvcore.nn.jit_analysis").setLevel(logging.ERROR)
-    with torch.no_grad(), _functions_opened(), warnings.catch_warnings():
+    with torch.no_grad(), fixed_sizes(), _functions_opened(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         by_operator = dict(analysis.by_operator())
         unsupported = dict(analysis.unsupported_ops())
