@@ -121,7 +121,7 @@ def with_run_flags(arguments: Sequence[str], contents: Iterable[Mapping[str, Any
     """Replace `--seed`, `--lr` and `--steps` of `fit`, which are the same as in `compare`.
 
     `--steps` also shortens warm-up, schedule and intervals (`run_folder.shorter`); flags that set
-    these have precedence.
+    these have precedence. Intervals of validations count the micro-batches that a flag sets.
 
     Args:
         arguments: the command line, with `--config` for every file.
@@ -150,8 +150,20 @@ def with_run_flags(arguments: Sequence[str], contents: Iterable[Mapping[str, Any
     merged: dict[str, Any] = {}
     for content in contents:
         merged |= flatten(content)
+    merged |= _micro_batches_of(words)
     found = shorter(merged, int(steps))
     return [*words[:1], *(f"--{key}={value}" for key, value in found.items()), *words[1:]]
+
+
+def _micro_batches_of(words: Sequence[str]) -> dict[str, int]:
+    """Return `trainer.accumulate_grad_batches` of a command line, if it is set to a number."""
+    key, found = "trainer.accumulate_grad_batches", {}
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        flag, equals, value = word.partition("=")
+        value = value if equals else following
+        if flag == f"--{key}" and value.isdigit():
+            found[key] = int(value)
+    return found
 
 
 def with_initial_weights(arguments: Sequence[str]) -> list[str]:

@@ -260,9 +260,10 @@ def overrides(task: TaskEntry, row: Row, options: Options) -> dict[str, Any]:
         if not task.length:
             raise ConfigError(f"{task.name} does not support --max_seq_len")
         found |= {key: round(factor * options.max_seq_len) for key, factor in task.length.items()}
+    settings = settings_of(task.name, options)
     if options.steps is not None:
-        found |= shorter(compose([task.config], found), options.steps)
-    return found | settings_of(task.name, options)
+        found |= shorter(compose([task.config], {**found, **settings}), options.steps)
+    return {**found, **settings}
 
 
 def run_config(task: TaskEntry, row: Row, options: Options) -> dict[str, Any]:

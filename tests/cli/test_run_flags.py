@@ -26,6 +26,15 @@ def test_steps_shorten_what_follows_them_and_other_flags_have_precedence():
     ]
 
 
+@pytest.mark.parametrize("given", [["={}"], ["", "{}"]])
+def test_intervals_of_validations_are_whole_steps_of_the_micro_batches_that_are_given(given):
+    flag = [word.format(4) for word in given]
+    flag[0] = f"--trainer.accumulate_grad_batches{flag[0]}"
+    words = with_run_flags(["fit", "--steps=10", *flag], FILES)
+    assert "--trainer.val_check_interval=40" in words
+    assert words[-len(flag) :] == flag
+
+
 def test_seed_and_learning_rate():
     words = with_run_flags(["fit", "--seed", "3", "--lr=0.1"], FILES)
     assert words == ["fit", "--seed_everything", "3", "--model.init_args.lr=0.1"]

@@ -317,6 +317,15 @@ def test_options_make_other_runs(tmp_path):
     assert not Options(settings={"a.b": 1}).shortens
 
 
+def test_steps_shorten_intervals_to_whole_steps_of_given_micro_batches(tmp_path):
+    given = Options(steps=4, settings={"trainer.accumulate_grad_batches": 8})
+    run = tiny_runs(tmp_path, None, given)[1][0]
+    assert run.config["trainer"]["val_check_interval"] == 8
+    given = Options(steps=3, settings={"trainer.accumulate_grad_batches": 2})
+    run = tiny_runs(tmp_path, None, given)[1][0]
+    assert run.config["trainer"]["val_check_interval"] == 6
+
+
 def test_a_row_that_sets_nothing_is_its_preset(tmp_path):
     row = {key: TABLE["rows"]["mgk_1"][key] for key in ("method", "heads", "attention")}
     table = {**TABLE, "rows": {"plain": row}, "baseline": "plain", "tasks": ["listops"]}
