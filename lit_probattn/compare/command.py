@@ -41,6 +41,7 @@ from lit_probattn.compare.protocol import (
     refuse_settings,
     refuse_unknown_tasks,
     refuse_unlogged_metrics,
+    setting,
     settings_of,
 )
 from lit_probattn.compare.report import Report, refuse_file, refuse_foreign_files, unfinished_label
@@ -49,6 +50,7 @@ from lit_probattn.compare.runs import Run, share_of, with_starts
 from lit_probattn.compare.tables import Table
 from lit_probattn.experiments.launch import submit
 from lit_probattn.records.tables import markdown_lines
+from lit_probattn.tasks.base import check_whole_steps
 
 _PLAN = (
     "Multiply-adds of a forward pass, and predicted memory of a training step on one device "
@@ -198,11 +200,24 @@ def check_runs(runs: Sequence[Run]) -> None:
             continue
         parsed.add(kind)
         refuse_unlogged_metrics(run.task, run.config)
+        _check_validations(run)
         if options.settings or options.trainer or place.flags or run.row.overrides:
             try:
                 check_arguments(run.fit_arguments())
             except ConfigError as error:
                 raise ConfigError(f"{run.task.name}, {run.row.label}: {error}") from None
+
+
+def _check_validations(run: Run) -> None:
+    """Raise if a run would validate in the middle of an optimiser step."""
+    names = ("limit_val_batches", "val_check_interval", "accumulate_grad_batches")
+    limit, interval, parts = (setting(run.config, f"trainer.{name}") for name in names)
+    if limit == 0 or not isinstance(parts, int) or parts < 1:
+        return
+    try:
+        check_whole_steps("val_check_interval", interval, parts)
+    except ValueError as error:
+        raise ConfigError(f"{run.task.name}: {error}") from None
 
 
 def _submit(

@@ -148,18 +148,29 @@ def check_trainer(trainer: pl.Trainer) -> None:
             f"trainer.val_check_interval must be positive, received {interval}: number of "
             "micro-batches between validations; --trainer.limit_val_batches 0 disables validation"
         )
-    for name in ("val_check_interval", "overfit_batches"):
-        _check_multiple(name, getattr(trainer, name, None), trainer.accumulate_grad_batches)
+    names = ["overfit_batches"]
+    if getattr(trainer, "limit_val_batches", 1.0):
+        names.append("val_check_interval")
+    for name in names:
+        check_whole_steps(name, getattr(trainer, name, None), trainer.accumulate_grad_batches)
 
 
-def _check_multiple(name: str, count: Any, parts: int) -> None:
-    """Raise if a number of micro-batches ends within an optimiser step."""
+def check_whole_steps(name: str, count: Any, parts: int) -> None:
+    """Check that a number of micro-batches does not end within an optimiser step.
+
+    Args:
+        name: the trainer's argument.
+        count: its value; only whole numbers are checked.
+        parts: number of micro-batches of an optimiser step.
+
+    Raises:
+        ValueError: the number is not a multiple of `parts`.
+    """
     if isinstance(count, int) and count % parts:
         raise ValueError(
             f"trainer.{name} counts micro-batches and must be a multiple of "
             f"trainer.accumulate_grad_batches {parts}, received {count}: set "
-            f"--trainer.{name} {-(-count // parts) * parts}, or {count * parts} for {count} "
-            "optimiser steps"
+            f"{-(-count // parts) * parts}, or {count * parts} for {count} optimiser steps"
         )
 
 

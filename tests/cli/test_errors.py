@@ -40,7 +40,7 @@ WRONG = [
     ),
     (  # validations would be in the middle of steps
         ["--trainer.accumulate_grad_batches", "2", "--trainer.val_check_interval", "5"],
-        "val_check_interval .* multiple of .*batches 2, received 5: .*interval 6, or 10 for 5 opt",
+        "val_check_interval .* multiple of .*batches 2, received 5: set 6, or 10 for 5 opt",
     ),
     (["--trainer.strategy", "dpp"], "invalid strategy name"),
     (["--config", "configs"], "configs is a folder; expected a YAML file"),
@@ -69,7 +69,7 @@ MORE = [
     (["--trainer.max_steps", "17"], "exceeds schedule_steps 16"),
     (
         ["--trainer.accumulate_grad_batches", "2", "--trainer.overfit_batches", "3"],
-        "overfit_batches .* multiple of .*batches 2, received 3: .*overfit_batches 4",
+        "overfit_batches .* multiple of .*batches 2, received 3: set 4, or 6",
     ),
     (["--model.init_args.warmup_steps", "16"], "warmup_steps 16 and schedule_steps 16"),
     ([f"--{ATTENTION}.init_args.num_kv_heads", "3"], "num_kv_heads must divide num_heads"),

@@ -92,6 +92,10 @@ def test_list_names_every_table_with_its_state(capsys):
         (["mgk_table1", "--only", "listop"], "no task or row 'listop'; did you mean 'listops'?"),
         (["mgk_table1", "--shard", "3/3"], "--shard: expected 0 <= i < n"),
         (["mgk_table1", "--set", "a"], "--set: expected KEY=VALUE, received 'a'"),
+        (
+            ["mgk_table1", "--set", "trainer.accumulate_grad_batches=4"],
+            "listops: trainer.val_check_interval counts micro-batches",
+        ),
         (["mgk_table1", "--jobs", "0"], "--jobs must be at least 1, received 0"),
         (["mgk_table1", "--steps", "0"], "--steps must be at least 1, received 0"),
         (["mgk_table1", "--attempts", "0"], "--attempts must be at least 1, received 0"),

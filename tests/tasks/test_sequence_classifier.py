@@ -115,6 +115,12 @@ def test_callbacks_that_change_what_the_task_sets_are_refused(callback):
         trainer(callbacks=[callback]).fit(task(), data())
 
 
+def test_intervals_do_not_matter_if_there_are_no_validations():
+    run = trainer(2, accumulate_grad_batches=2, val_check_interval=3, limit_val_batches=0)
+    run.fit(task(), data(num_train=8))
+    assert run.global_step == 2
+
+
 def test_it_learns():
     run = trainer(25)
     run.fit(task(lr=2e-2), data(num_train=8))
