@@ -259,7 +259,8 @@ def overrides(task: TaskEntry, row: Row, options: Options) -> dict[str, Any]:
     if options.max_seq_len is not None:
         if not task.length:
             raise ConfigError(f"{task.name} does not support --max_seq_len")
-        found |= {key: round(factor * options.max_seq_len) for key, factor in task.length.items()}
+        for key, value in task.length.items():
+            found[key] = value if isinstance(value, str) else round(value * options.max_seq_len)
     settings = settings_of(task.name, options)
     if options.steps is not None:
         found |= shorter(compose([task.config], {**found, **settings}), options.steps)

@@ -61,7 +61,7 @@ class TaskEntry:
         settings: settings of all its runs, overriding the task file.
         published: settings of the published runs that differ from the task file.
         not_in_config: properties of the published runs that no setting reproduces.
-        length: factor of --max_seq_len by setting.
+        length: settings of --max_seq_len: factors of that length, or texts.
         shortened: settings of --shortened.
         sizes: published sizes of the data, if they are otherwise read from the files.
         as_released: settings used with attention as in the released code.
@@ -79,7 +79,7 @@ class TaskEntry:
     settings: Mapping[str, Any] = field(default_factory=dict)
     published: Mapping[str, Any] = field(default_factory=dict)
     not_in_config: Sequence[str] = ()
-    length: Mapping[str, float] = field(default_factory=dict)
+    length: Mapping[str, float | str] = field(default_factory=dict)
     shortened: Mapping[str, Any] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
     as_released: Mapping[str, Any] = field(default_factory=dict)

@@ -242,8 +242,9 @@ def test_reports_on_listops_list_that_its_expressions_are_generated():
     for more in ({}, {"steps": 100}):
         config = run_config(task, row, Options(as_published=True, **more))
         assert setting(config, "data.init_args.source") == "released"
-    short = run_config(task, row, Options(as_published=True, shortened=True))
-    assert setting(short, "data.init_args.source") == "generated"
+    for more in ({"shortened": True}, {"max_seq_len": 512}):
+        short = run_config(task, row, Options(as_published=True, **more))
+        assert setting(short, "data.init_args.source") == "generated"
 
 
 def test_published_file_is_tidy():
