@@ -69,11 +69,15 @@ def _kind_of_table(path: Path) -> str:
     if list(table.columns) == ["text"]:
         return "text"
     for values in table.columns.values():
-        blanks = sum(isinstance(value, str) and " " in value.strip() for value in values)
-        if 2 * blanks > len(values) and not _is_number_or_time(values[0]):
+        if 2 * sum(map(_is_text, values)) > len(values):
             return "texts"
     numbers = [name for name, values in table.columns.items() if _is_number_or_time(values[0])]
     return "series" if 2 * len(numbers) >= len(table.columns) else "texts"
+
+
+def _is_text(value: object) -> bool:
+    """Whether a value contains a blank and is not a time."""
+    return isinstance(value, str) and " " in value.strip() and not _is_number_or_time(value)
 
 
 def _is_number_or_time(value: object) -> bool:

@@ -42,6 +42,12 @@ def test_times_are_values_of_a_series(row, kind, tmp_path):
     assert kind_of(str(path)) == kind
 
 
+def test_texts_may_begin_with_a_number(tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text("text,label\n1984,up\n" + "a good film,down\n" * 9)
+    assert kind_of(str(path)) == "texts"
+
+
 def test_prepare_then_check(tmp_path: Path, capsys) -> None:
     options = [*SMALL, "--data_dir", str(tmp_path)]
     assert main(["check", "listops", *options]) == 1
