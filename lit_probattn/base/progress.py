@@ -102,11 +102,11 @@ def prepare_streams() -> None:
     """
     if None in (sys.stdin, sys.stdout, sys.stderr):
         while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
-            pass
+            os.set_inheritable(opened, True)
         os.close(opened)
-        sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
-        sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
-        sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+        sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
+        sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+        sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

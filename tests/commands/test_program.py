@@ -127,10 +127,18 @@ def test_streams_that_are_closed_from_the_start_are_no_fault(words, tmp_path):
         done = subprocess.run(f"{command} {closed}", shell=True, cwd=tmp_path, check=False)
         assert done.returncode == expected.returncode
     assert "Traceback" not in (tmp_path / "errors").read_text(encoding="utf-8")
-    code = "import sys; from lit_probattn.base.progress import prepare_streams as door; door(); "
-    code += "sys.exit(sys.stdout.isatty() or sys.stderr.isatty())"
-    command = f"{sys.executable} -c '{code}' >&- 2>&-"
+    code = "import sys, subprocess; from lit_probattn.base.progress import prepare_streams as door;"
+    code += "door(); closed = 'import sys; sys.exit(None in (sys.stdout, sys.stderr))'; "
+    code += "sys.exit(subprocess.run([sys.executable, '-c', closed]).returncode)"
+    command = f'{sys.executable} -c "{code}" >&- 2>&-'
     assert subprocess.run(command, shell=True, check=False).returncode == 0
+
+
+def test_output_that_the_caller_has_switched_off_stays_off():
+    code = "import contextlib; from lit_probattn.__main__ import main\n"
+    code += "with contextlib.redirect_stdout(None): main(['list', 'attention'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert done.stdout == b""
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes of a shell")
