@@ -100,9 +100,10 @@ def check_trainer(trainer: pl.Trainer) -> None:
     """Validate the settings of the trainer for a training run.
 
     Raises:
-        ValueError: `max_steps` is missing, `max_epochs` or `limit_train_batches` is set, a number
-            of batches is below 1 or ends within an optimiser step, gradients are clipped to a
-            negative norm, or a callback changes what the task sets.
+        ValueError: `max_steps` is missing, `min_steps`, `min_epochs`, `max_epochs` or
+            `limit_train_batches` is set, a number of batches is below 1, validations may be within
+            an optimiser step, gradients are clipped to a negative norm, or a callback changes what
+            the task sets.
     """
     if trainer.max_steps < 1:
         raise ValueError(
@@ -116,6 +117,13 @@ def check_trainer(trainer: pl.Trainer) -> None:
             f"trainer.max_epochs must be unset, received {epochs}: the training data are one "
             "endless epoch, and --trainer.max_steps sets the length of a run"
         )
+    for name in ("min_steps", "min_epochs"):
+        if least := getattr(trainer, name, None):
+            raise ValueError(
+                f"trainer.{name} must be unset, received {least}: Lightning would not stop early "
+                "within the training data, which are one endless epoch; patience of EarlyStopping "
+                "delays it"
+            )
     limit = getattr(trainer, "limit_train_batches", 1.0)  # 1 is one batch, 1.0 all of them
     is_whole = isinstance(limit, float) and limit == 1.0
     if not (is_whole or is_short or getattr(trainer, "overfit_batches", 0)):
@@ -148,11 +156,18 @@ def check_trainer(trainer: pl.Trainer) -> None:
             f"trainer.val_check_interval must be positive, received {interval}: number of "
             "micro-batches between validations; --trainer.limit_val_batches 0 disables validation"
         )
-    names = ["overfit_batches"]
+    parts = trainer.accumulate_grad_batches
+    check_whole_steps("overfit_batches", getattr(trainer, "overfit_batches", None), parts)
     if getattr(trainer, "limit_val_batches", 1.0):
-        names.append("val_check_interval")
-    for name in names:
-        check_whole_steps(name, getattr(trainer, name, None), trainer.accumulate_grad_batches)
+        check_whole_steps("val_check_interval", interval, parts)
+        # Lightning does not set the attribute if the interval is a duration.
+        has_interval = hasattr(trainer, "val_check_interval")
+        if parts > 1 and isinstance(trainer, pl.Trainer) and not has_interval:
+            raise ValueError(
+                "trainer.val_check_interval must be a number of micro-batches with "
+                f"trainer.accumulate_grad_batches {parts}, received a duration, which may end "
+                "within an optimiser step"
+            )
 
 
 def check_whole_steps(name: str, count: Any, parts: int) -> None:

@@ -121,6 +121,17 @@ def test_intervals_do_not_matter_if_there_are_no_validations():
     assert run.global_step == 2
 
 
+def test_a_duration_between_validations_requires_whole_steps():
+    with pytest.raises(ValueError, match="batches 2, received a duration"):
+        trainer(2, accumulate_grad_batches=2, val_check_interval="00:00:10:00").fit(task(), data())
+
+
+@pytest.mark.parametrize("name", ["min_steps", "min_epochs"])
+def test_a_least_length_would_disable_early_stopping(name):
+    with pytest.raises(ValueError, match=f"trainer.{name} must be unset, received 3"):
+        trainer(4, **{name: 3}).fit(task(), data())
+
+
 def test_it_learns():
     run = trainer(25)
     run.fit(task(lr=2e-2), data(num_train=8))
