@@ -194,11 +194,9 @@ def test_new_questions_without_answers_are_answered(trained, tmp_path, capsys):
         (tmp_path / "new.json").write_text(json.dumps(content), encoding="utf-8")
         if answered:
             run(command("test", folder, *SHORT, *new))
+        before = set(version.glob("predictions-*.parquet"))
         run(command("predict", folder, *SHORT, *new))
-        path = max(
-            version.glob("predictions-step-00000004-*.parquet"),
-            key=lambda path: path.stat().st_mtime,
-        )
+        (path,) = set(version.glob("predictions-*.parquet")) - before
         tables[answered] = pd.read_parquet(path)
     assert len(tables[False]) == len(asked)
     assert tables[False]["prediction"].tolist() == tables[True]["prediction"].tolist()
