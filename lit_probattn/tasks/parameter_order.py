@@ -34,10 +34,10 @@ def groups_of_bert(module: nn.Module) -> list[dict[str, Any]]:
         if isinstance(part, nn.LayerNorm)
         for name, _ in part.named_parameters(recurse=False)
     }
-    bare = {name for name in named if name in norms or name.rpartition(".")[2] == "bias"}
+    undecayed = {name for name in named if name in norms or name.rpartition(".")[2] == "bias"}
     return [
-        {"params": [p for name, p in named.items() if name not in bare]},
-        {"params": [p for name, p in named.items() if name in bare], "weight_decay": 0.0},
+        {"params": [p for name, p in named.items() if name not in undecayed]},
+        {"params": [p for name, p in named.items() if name in undecayed], "weight_decay": 0.0},
     ]
 
 

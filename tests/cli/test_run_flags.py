@@ -58,7 +58,7 @@ def test_steps_are_a_number(given):
         ("trainer.max_steps", "1e2"),
     ],
 )
-def test_what_is_no_number_is_left_to_the_parser(key, value):
+def test_values_that_are_not_numbers_are_left_to_the_parser(key, value):
     part, _, name = key.rpartition(".")
     content = {name: value}
     for outer in reversed(part.split(".")):

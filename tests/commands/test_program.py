@@ -117,7 +117,7 @@ def test_an_unknown_command_is_told_the_valid_ones(capsys):
 
 @pytest.mark.skipif(os.name != "posix", reason="redirections of a shell")
 @pytest.mark.parametrize("words", ["list attention", "fit --task nothing"])
-def test_streams_that_are_closed_from_the_start_are_no_fault(words, tmp_path):
+def test_commands_run_with_standard_streams_closed(words, tmp_path):
     """Some schedulers start programs so; Python then has no sys.stdout and no sys.stderr."""
     command = f"{sys.executable} -m lit_probattn {words}"
     for closed, shown in ((">&- 2>errors", "2>errors"), ("2>&-", "")):

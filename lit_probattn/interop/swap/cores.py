@@ -154,9 +154,9 @@ class Cores(nn.ModuleList):
             )
         return tokens
 
-    def twins(self, module: nn.Module) -> ByTensor[list[Tensor]]:
+    def twins(self, module: nn.Module) -> TensorMap[list[Tensor]]:
         """Return the parameters of further components by those that compute keys."""
-        found: ByTensor[list[Tensor]] = ByTensor()
+        found: TensorMap[list[Tensor]] = TensorMap()
         for core, sharing in zip(self, self.sharing, strict=True):
             more: Any = core
             parts = (
@@ -171,23 +171,23 @@ class Cores(nn.ModuleList):
         return found
 
 
-class ByTensor(Generic[Value]):
+class TensorMap(Generic[Value]):
     """Values of tensors, which are compared by identity; PyTorch 2.11 does not compile `id`."""
 
     def __init__(self) -> None:
-        self.items: list[tuple[Tensor, Value]] = []
+        self.entries: list[tuple[Tensor, Value]] = []
 
     def get(self, tensor: Any) -> Value | None:
         """Return the value of a tensor; None if it has none."""
-        for held, value in self.items:
+        for held, value in self.entries:
             if held is tensor:
                 return value
         return None
 
     def set(self, tensor: Tensor, value: Value) -> None:
         """Set the value of a tensor."""
-        self.items = [(t, v) for t, v in self.items if t is not tensor]
-        self.items.append((tensor, value))
+        self.entries = [(t, v) for t, v in self.entries if t is not tensor]
+        self.entries.append((tensor, value))
 
 
 def _with(held: Tensor, axis: int, rows: list[int], part: Tensor) -> Tensor:

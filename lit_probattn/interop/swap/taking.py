@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from lit_probattn.base.torch_internals import open_multi_head_attention, recomputation
 from lit_probattn.interop.swap.classes import take_calls
-from lit_probattn.interop.swap.cores import ByTensor, Cores, heads_of
+from lit_probattn.interop.swap.cores import Cores, TensorMap, heads_of
 
 SDPA, MULTI_HEAD = F.scaled_dot_product_attention, F.multi_head_attention_forward
 # Arguments of MULTI_HEAD after the weights, if they are positional.
@@ -68,7 +68,7 @@ class Attending(Seeing):
         self.needs_weights = False
         self.weights: Tensor | None = None
         self.around = None if torch.compiler.is_compiling() else recomputation()
-        self.twins: ByTensor[list[Tensor]] = module.cores.twins(module)
+        self.twins: TensorMap[list[Tensor]] = module.cores.twins(module)
 
     def other(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return the result of another function, and record the results of further components."""
@@ -78,8 +78,8 @@ class Attending(Seeing):
 
     def follow_components(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Compute a function of keys also for further components."""
-        if self.twins.items and _holds(self.twins, (args, kwargs)):
-            count = len(self.twins.items[0][1])
+        if self.twins.entries and _holds(self.twins, (args, kwargs)):
+            count = len(self.twins.entries[0][1])
             more = [func(*_twin(self.twins, args, t), **_twin(self.twins, kwargs, t))
                     for t in range(count)]  # fmt: skip
             if isinstance(out, Tensor):
@@ -207,7 +207,7 @@ def as_heads(x: Tensor) -> Tensor:
     return x.flatten(0, -4) if x.dim() > 4 else x
 
 
-def _holds(twins: ByTensor[list[Tensor]], given: Any) -> bool:
+def _holds(twins: TensorMap[list[Tensor]], given: Any) -> bool:
     """Whether an argument of a function has further components."""
     if isinstance(given, Tensor):
         return twins.get(given) is not None
@@ -218,7 +218,7 @@ def _holds(twins: ByTensor[list[Tensor]], given: Any) -> bool:
     return any(_holds(twins, part) for part in given)
 
 
-def _twin(twins: ByTensor[list[Tensor]], given: Any, place: int) -> Any:
+def _twin(twins: TensorMap[list[Tensor]], given: Any, place: int) -> Any:
     """Return arguments with a further component instead of the first."""
     if isinstance(given, Tensor):
         more = twins.get(given)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lit_probattn.base.torch_internals import outside_functions
-from lit_probattn.interop.swap.cores import ByTensor
+from lit_probattn.interop.swap.cores import TensorMap
 from lit_probattn.interop.swap.taking import Attending
 
 T = torch.Tensor
@@ -81,8 +81,8 @@ class Products:
     """Tensors of one forward that come from a product, and how."""
 
     def __init__(self) -> None:
-        self.known: ByTensor[Product] = ByTensor()
-        self.maps: ByTensor[Any] = ByTensor()  # the site of a softmax, by its results
+        self.known: TensorMap[Product] = TensorMap()
+        self.maps: TensorMap[Any] = TensorMap()  # the site of a softmax, by its results
 
     def follow(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Record the result of a function."""
@@ -98,7 +98,7 @@ class Products:
         elif func in _FACTORS | _DIVISORS | _SUMS | _FORMS:
             made = self._passed_on(func, args)
         if _is_in_place(func, kwargs):  # perhaps of scores, or of a view of them
-            self.known.items = [(t, replace(p, added=True)) for t, p in self.known.items]
+            self.known.entries = [(t, replace(p, added=True)) for t, p in self.known.entries]
         if made is not None:
             self.known.set(out, made)
         if args and func in _FORMS | {F.dropout}:
