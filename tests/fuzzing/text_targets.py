@@ -114,7 +114,7 @@ _TS_WORDS += [b"@data\n", b"Up", b"#", b"\xef\xbb\xbf", b"\r\n", b"@dimensions 3
 
 
 def check_ts_file(changes: list[Edit], folder: Path) -> str:
-    """Accepted series are the numbers of the file."""
+    """Accepted series are the numbers of the file, and labels are spelled as in its header."""
     path = folder / "Tiny_TRAIN.ts"
     path.write_bytes(apply(_TS, changes))
     try:
@@ -123,12 +123,17 @@ def check_ts_file(changes: list[Edit], folder: Path) -> str:
         return one_line(error, path)
     text = path.read_bytes().decode().replace("\r\n", "\n").replace("\r", "\n").split("\n")
     start = next(i for i, line in enumerate(text) if line.strip().lower() == "@data")
+    head = [line.split() for line in text[:start]]
+    classes = {
+        name for words in head if words[:1] and "label" in words[0].lower() for name in words[2:]
+    }
     lines = text[start + 1 :]
     lines = lines[:-1] if lines[-1] == "" else lines
     assert len(lines) == len(found.series)
     for line, series, label in zip(lines, found.series, found.labels, strict=True):
         *dimensions, own = line.split(":")
-        assert own.strip() == label
+        assert own.strip().lower() == label.lower()
+        assert label in classes
         numbers = [[_number(v) for v in dimension.split(",")] for dimension in dimensions]
         np.testing.assert_array_equal(series, np.array(numbers, dtype=np.float32).T)
     return "accepted"
