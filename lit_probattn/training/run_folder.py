@@ -486,8 +486,7 @@ def config_differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]
 def source_differences(folder: Path, sources: Sources) -> dict[str, str | None]:
     """Return the source files of the data that differ from a run's, and their SHA-256.
 
-    A file that is missing now has the value None. Empty if the run has not recorded its sources, or
-    has none.
+    The value of a file that no longer exists is None. Empty if the run recorded no sources.
     """
     noted = [start["sources"] for start in read_starts(folder) if "sources" in start]
     if not noted or not noted[-1]:

@@ -234,7 +234,7 @@ def in_tokens(**values: Any) -> dict[str, Option]:
 
 
 GENERATED = {"source": "generated"}
-HALVES = {"val_fraction": 0.3, "test_fraction": 0.3}
+LARGE_SHARES = {"val_fraction": 0.3, "test_fraction": 0.3}
 PAIRS: dict[str, Any] = {
     "tokens": "words",
     "codes_file": "@/none",
@@ -529,7 +529,7 @@ TABLE: dict[str, Data] = {
         write_shards,
     ),
     "pretraining_text": Data(
-        {"path": "@/text.txt", "batch_size": 4, "vocab_limit": 80, **HALVES},
+        {"path": "@/text.txt", "batch_size": 4, "vocab_limit": 80, **LARGE_SHARES},
         options(
             **ENCODED,
             path="@/none.txt",
