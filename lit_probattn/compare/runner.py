@@ -6,8 +6,6 @@ import json
 import shlex
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,47 +22,24 @@ from lit_probattn.training.run_record import read_starts
 Facts = Callable[[Run], Mapping[str, Any]]
 
 
-@dataclass(frozen=True)
 class RunJob(Job):
-    """The job that trains and evaluates a run.
+    """The job that trains and evaluates a run, after the run from whose weights it starts.
 
     Args:
         run: the run.
         facts: adds counts of model and data to its result.
     """
 
-    run: Run
-    facts: Facts
-
-    @property
-    def name(self) -> str:
-        """Name of the run."""
-        return self.run.name
-
-    @property
-    def label(self) -> str:
-        """Task, row and seed."""
-        return self.run.label
-
-    @property
-    def folder(self) -> Path:
-        """Folder of locks and logs."""
-        return self.run.folder
-
-    @cached_property
-    def after(self) -> Sequence[Job]:  # type: ignore[override]
-        """The job of the run from whose weights this one starts."""
-        return [RunJob(self.run.start, self.facts)] if self.run.start else []
-
-    @property
-    def kind(self) -> tuple[str, str]:  # type: ignore[override]
-        """Task and row, since all seeds take equally long."""
-        return self.run.task.name, self.run.row.name
-
-    @property
-    def size(self) -> int:  # type: ignore[override]
-        """Number of optimiser steps."""
-        return self.run.max_steps
+    def __init__(self, run: Run, facts: Facts) -> None:
+        super().__init__(
+            run.name,
+            run.label,
+            run.folder,
+            after=[RunJob(run.start, facts)] if run.start else [],
+            kind=(run.task.name, run.row.name),  # all seeds take equally long
+            size=run.max_steps,
+        )
+        self.run, self.facts = run, facts
 
     def is_done(self) -> bool:
         """Whether the run has a result of the current data."""

@@ -71,7 +71,7 @@ Work = Generator[Command | Call, Any, str]
 class Job(ABC):
     """A run.
 
-    Attributes:
+    Args:
         name: identity, and name of its lock and log below `folder`.
         label: name in messages.
         folder: folder of locks and logs.
@@ -80,24 +80,18 @@ class Job(ABC):
         size: number of units of work, such as optimiser steps.
     """
 
-    after: Sequence[Job] = ()
-    kind: Hashable = None
-    size: int = 1
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """Identity of the job in its folder."""
-
-    @property
-    @abstractmethod
-    def label(self) -> str:
-        """Name of the job in messages."""
-
-    @property
-    @abstractmethod
-    def folder(self) -> Path:
-        """Folder of locks and logs."""
+    def __init__(
+        self,
+        name: str,
+        label: str,
+        folder: Path,
+        *,
+        after: Sequence[Job] = (),
+        kind: Hashable = None,
+        size: int = 1,
+    ) -> None:
+        self.name, self.label, self.folder = name, label, folder
+        self.after, self.kind, self.size = after, kind, size
 
     @property
     def log_path(self) -> Path:

@@ -138,7 +138,6 @@ class RunStudy:
         return sorted(self.folder(run).glob("*.png"))
 
 
-@dataclass(frozen=True)
 class StudyJob(Job):
     """The job that runs a study of a trained run; the study resumes from its stored rows.
 
@@ -147,28 +146,11 @@ class StudyJob(Job):
         study: the study.
     """
 
-    run: Run
-    study: RunStudy
-
-    @property
-    def name(self) -> str:
-        """Names of run and study, with a digest of the flags."""
-        return f"{self.run.name}-{self.study.folder(self.run).name}"
-
-    @property
-    def label(self) -> str:
-        """Label of the run, and the study."""
-        return f"{self.run.label}, {self.study.name}"
-
-    @property
-    def folder(self) -> Path:
-        """Folder of locks and logs."""
-        return self.run.folder
-
-    @property
-    def kind(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Study, task and row, since all seeds take equally long."""
-        return self.study.name, self.run.task.name, self.run.row.name
+    def __init__(self, run: Run, study: RunStudy) -> None:
+        name, label = f"{run.name}-{study.folder(run).name}", f"{run.label}, {study.name}"
+        kind = (study.name, run.task.name, run.row.name)  # all seeds take equally long
+        super().__init__(name, label, run.folder, kind=kind)
+        self.run, self.study = run, study
 
     def is_done(self) -> bool:
         """Whether the study's text file exists; it is written last."""

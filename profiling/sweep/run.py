@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -84,45 +83,29 @@ def cannot_fit(point: Point, predicted: tuple[int, int] | None) -> list[ProfileR
     return skipped_rows(point, reason, *predicted)
 
 
-@dataclass(frozen=True)
 class PointJob(Job):
     """The job that measures a point.
 
     Args:
         point: the point.
-        place: results folder.
         store: rows of the sweep.
         predictions: predicted memory.
         worker: creates the process that measures memory and time.
         timeout_s: limit of its run time in seconds.
     """
 
-    point: Point
-    place: Path
-    store: RowStore[ProfileRow]
-    predictions: Predictions
-    worker: Callable[[], Worker]
-    timeout_s: float
-
-    @property
-    def name(self) -> str:
-        """Identity of the point."""
-        return self.point.point_id
-
-    @property
-    def label(self) -> str:
-        """Quantity, variant and sizes."""
-        return self.point.label
-
-    @property
-    def folder(self) -> Path:
-        """Folder of the locks."""
-        return self.place
-
-    @property
-    def kind(self) -> tuple[str, str]:  # type: ignore[override]
-        """Quantity and variant: points that take about as long."""
-        return self.point.quantity, self.point.variant
+    def __init__(
+        self,
+        point: Point,
+        store: RowStore[ProfileRow],
+        predictions: Predictions,
+        worker: Callable[[], Worker],
+        timeout_s: float,
+    ) -> None:
+        kind = (point.quantity, point.variant)  # these points take about as long
+        super().__init__(point.point_id, point.label, store.path.parent, kind=kind)
+        self.point, self.store, self.predictions = point, store, predictions
+        self.worker, self.timeout_s = worker, timeout_s
 
     def is_done(self) -> bool:
         """Whether the point has rows and did not fail."""
@@ -209,8 +192,7 @@ def _run_missing(
         (stream or print)(f"{before} of {len(points)} points already finished")
     worker = partial(make_worker, config.memory_limit_bytes, command_line())
     jobs = [
-        PointJob(point, store.path.parent, store, predictions, worker, config.point_timeout_s)
-        for point in missing
+        PointJob(point, store, predictions, worker, config.point_timeout_s) for point in missing
     ]
     Runner(say=stream, what="points").run(jobs, done=before)
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-
 import pytest
 
 from lit_probattn.base.errors import ChildError
@@ -23,26 +20,12 @@ sys.exit(status)
 """
 
 
-@dataclass(frozen=True)
 class Made(Job):
     """A job that makes a file, unless its program ends with a status."""
 
-    place: Path
-    called: str
-    after: tuple[Job, ...] = ()
-    status: int = 0
-
-    @property
-    def folder(self):
-        return self.place
-
-    @property
-    def name(self):
-        return self.called
-
-    @property
-    def label(self):
-        return f"job {self.name}"
+    def __init__(self, place, called, after=(), status=0):
+        super().__init__(called, f"job {called}", place, after=after)
+        self.status = status
 
     def is_done(self):
         return (self.folder / self.name).is_file()
@@ -109,7 +92,6 @@ answer_requests(int(sys.argv[1]), answer)
 """
 
 
-@dataclass(frozen=True)
 class Asked(Made):
     """A job that asks a worker, and asks it again where that died."""
 

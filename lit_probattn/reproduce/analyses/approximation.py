@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -174,7 +173,6 @@ class ApproximationTable(RunFigure):
         return "\n".join([super().write(folder), "", *self.oracle_lines()])
 
 
-@dataclass(frozen=True)
 class SeedJob(Job):
     """The job that compares the rows of a seed.
 
@@ -184,24 +182,10 @@ class SeedJob(Job):
         after: studies on which it depends.
     """
 
-    table: ApproximationTable
-    seed: int
-    after: Sequence[Job]
-
-    @property
-    def name(self) -> str:
-        """Name of the table, and the seed."""
-        return f"{self.table.table.name}-{self.label}".replace(", seed ", "-seed")
-
-    @property
-    def label(self) -> str:
-        """The study and the seed."""
-        return f"{Compare.name}, seed {self.seed}"
-
-    @property
-    def folder(self) -> Path:
-        """Folder of locks and logs."""
-        return self.table.runs[0].folder
+    def __init__(self, table: ApproximationTable, seed: int, after: Sequence[Job]) -> None:
+        name, label = f"{Compare.name}-seed{seed}", f"{Compare.name}, seed {seed}"
+        super().__init__(f"{table.table.name}-{name}", label, table.runs[0].folder, after=after)
+        self.table, self.seed = table, seed
 
     def is_done(self) -> bool:
         """Whether the comparison's text file exists."""
