@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -15,7 +14,7 @@ from matplotlib.figure import Figure
 
 from lit_probattn.attention import recorded_choices
 from lit_probattn.compare.model import build_task, counts, make_inputs, training_step
-from lit_probattn.compare.protocol import setting
+from lit_probattn.compare.protocol import differing, setting
 from lit_probattn.compare.report import Report
 from lit_probattn.compare.runs import Run
 from lit_probattn.measure.memory import peak_bytes
@@ -29,6 +28,7 @@ _RATIOS = {
     "step_time": "step time",
     "peak_memory_bytes": "peak memory",
 }
+_STEP_BATCH = 2  # of the measured step
 _SMOOTH = 5  # number of logged training losses per average
 _LABEL_WIDTH = 28  # characters of a line
 
@@ -37,12 +37,6 @@ class MeasuredReport(Report):
     """Report with learning curves and a comparison of one training step of all rows."""
 
     after_every_run: ClassVar[bool] = False
-    # Settings that override those of training in the measured step, and its batch size.
-    step_settings: ClassVar[Mapping[str, Any]] = {}
-    step_batch: ClassVar[int] = 2
-    # Chance level in the curves of accuracy, in percent; None if it is unknown.
-    chance: ClassVar[float | None] = None
-    curves_title: ClassVar[str | None] = None
 
     # ---- one training step -----------------------------------------------------------------------
 
@@ -65,13 +59,11 @@ class MeasuredReport(Report):
         steps: dict[str, Callable[[], None]] = {}
         rows: dict[str, dict[str, Any]] = {}
         for name, run in runs.items():
-            settings = {**run.options.settings, **self.step_settings}
-            run = replace(run, options=replace(run.options, settings=settings))
             data = run.data()
             torch.manual_seed(run.seed)
             with device:
                 task = build_task(run, data)
-                steps[name] = training_step(task, *make_inputs(task, data, self.step_batch))
+                steps[name] = training_step(task, *make_inputs(task, data, _STEP_BATCH))
             rows[name] = {**counts(run)}
         seconds = time_sides(steps, device=device, warmup=1, repeats=9, max_seconds=45.0)
         base = self._base_of(next(iter(runs.values())).task.name, seconds)
@@ -140,22 +132,36 @@ class MeasuredReport(Report):
         return sentences
 
     def text(self) -> list[str]:
-        """Return the cheapest rows, and how the step was measured."""
+        """Return differences other than attention, the cheapest rows, and their measurement."""
         counts = sorted({row["num_timed_steps"] for row in self.measured.values()})
         rounds = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
         chosen = {call: name for call, name in recorded_choices().items() if "(meta" not in call}
         backends = "; ".join(f"{call}: {name}" for call, name in chosen.items())
         return [
+            *self._differing(),
             *self.cheapest(),
             *self._without_log(),
             "One training step: multiply-adds in the matrix products of a forward pass, from "
             "the equations (1 multiply-add = 2 FLOP; a mixture that is reduced to fused "
             "attention costs 2K products per pair and head instead of the K + 1 of the "
             "equation); time and peak memory of forward and backward passes (batch "
-            f"{self.step_batch}, full length, float32, training dropout). Rows alternate in one "
+            f"{_STEP_BATCH}, full length, float32, training dropout). Rows alternate in one "
             f"process; ratios are medians over {rounds} rounds. Peak memory is measured by the "
             f"allocator, above resident memory. Attention backends: {backends}.",
         ]
+
+    def _differing(self) -> list[str]:
+        """Return the settings other than attention in which the rows of a task differ."""
+        lines = []
+        for task in self.table.tasks:
+            runs = {run.row.name: run for run, _ in self.results if run.task.name == task}
+            found = differing({name: run.config for name, run in runs.items()})
+            if found:
+                keys = ", ".join(f"`{key}`" for key in found)
+                lines.append(
+                    f"**Rows of {task} also differ in settings other than attention: {keys}.**"
+                )
+        return lines
 
     def _without_log(self) -> list[str]:
         drawn = {run.label for run, _ in logs_of(self.results)}
@@ -175,7 +181,7 @@ class MeasuredReport(Report):
             "bands: lowest to highest seed; dashed lines: test split, if runs evaluated it "
             f"during training.{self.shared_options()}"
         )
-        claim = (self.curves_title or self.finding()).removesuffix(".")
+        claim = self.finding().removesuffix(".")
         return {"learning_curves": ReportFigure(claim, caption, self.learning_curves)}
 
     def learning_curves(self) -> Figure:
@@ -216,11 +222,6 @@ class MeasuredReport(Report):
             handles, names = pane[0].get_legend_handles_labels()
             beside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.02, 0.5)}
             pane[1].legend(handles, names, title=title, **beside)
-            if self.chance is not None:
-                pane[1].axhline(self.chance, color="grey", linestyle="--", linewidth=1)
-                place = pane[1].get_yaxis_transform()
-                height = self.chance + 0.6
-                pane[1].text(0.02, height, "chance", color="grey", fontsize=9, transform=place)
         return figure
 
 

@@ -32,10 +32,11 @@ from lit_probattn.compare.flags import add_flags, parse_settings
 from lit_probattn.compare.measured import MeasuredReport
 from lit_probattn.compare.protocol import (
     ATTENTION,
+    ENTRY,
     STEPS,
     Options,
     attention_option,
-    deciding,
+    differing,
     run_config,
     setting,
 )
@@ -44,28 +45,6 @@ from lit_probattn.configs import class_of, compose, parameters_of, takes_any_nam
 from lit_probattn.records.figures import readable
 
 SEEDS = (0, 1, 2)
-# A setting that is the class itself, not an argument.
-_CLASS = ATTENTION.removesuffix(".init_args")
-
-
-class OwnReport(MeasuredReport):
-    """The report, with the settings other than attention in which rows differ."""
-
-    def text(self) -> list[str]:
-        """Return the differences other than attention, and how the step was measured."""
-        return [*self._differing(), *super().text()]
-
-    def _differing(self) -> list[str]:
-        lines = []
-        for task in self.table.tasks.values():
-            runs = {c.row.name: c for c, _ in self.results if c.task.name == task.name}
-            found = differing({name: run.config for name, run in runs.items()})
-            if found:
-                keys = ", ".join(f"`{key}`" for key in found)
-                lines.append(
-                    f"**Rows of {task.name} also differ in settings other than attention: {keys}.**"
-                )
-        return lines
 
 
 # ---- table -----------------------------------------------------------------------------------
@@ -189,7 +168,7 @@ def _check_options(text: str, config: Mapping[str, Any], options: Mapping[str, A
     try:
         path = config["model"]["init_args"]["attention"]["class_path"]
     except (KeyError, TypeError) as error:
-        raise ConfigError(f"--attention {text!r}: the file does not set {_CLASS}") from error
+        raise ConfigError(f"--attention {text!r}: the file does not set {ENTRY}") from error
     cls = class_of(path)
     known = parameters_of(cls)
     for key in options:
@@ -217,16 +196,6 @@ def _metrics(config: str, names: Sequence[str]) -> dict[str, Metric]:
             100 if percent else 1,
         )
     return found
-
-
-def differing(configs: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the settings other than attention in which configurations differ."""
-    flat = [
-        {k: v for k, v in deciding(config).items() if not k.startswith(_CLASS)}
-        for config in configs.values()
-    ]
-    keys = sorted({key for config in flat for key in config})
-    return [key for key in keys if any(c.get(key) != flat[0].get(key) for c in flat)]
 
 
 def refuse_unequal(table: Table, options: Options) -> None:
@@ -284,7 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     table = make_table(options.task, options.attention, options.metric, options.name)
     refuse_unequal(table, protocol)
     module = "lit_probattn compare"
-    return run(table, options, arguments, module=module, protocol=protocol, report=OwnReport)
+    return run(table, options, arguments, module=module, protocol=protocol, report=MeasuredReport)
 
 
 def _twice(seeds: Sequence[int]) -> int:

@@ -23,7 +23,8 @@ from lit_probattn.models.per_layer import attention_entries
 from lit_probattn.training.checkpoints import averaged_number
 from lit_probattn.training.run_folder import FREE_KEYS, STEPS, flatten, shorter
 
-ATTENTION = "model.init_args.attention.init_args"
+ENTRY = "model.init_args.attention"  # class and arguments
+ATTENTION = f"{ENTRY}.init_args"
 
 # Settings that change results only by rounding: not a difference of protocol.
 ROUNDING = ("data.init_args.eval_batch_size", "data.init_args.pad_multiple")
@@ -291,6 +292,16 @@ def deciding(config: Mapping[str, Any], checkpoint: str = "best") -> dict[str, A
         for key, value in flatten(config).items()
         if key in averaged or not any(_is_below(key, free) for free in UNDECIDING)
     }
+
+
+def differing(configs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the settings other than attention in which configurations differ."""
+    flat = [
+        {k: v for k, v in deciding(config).items() if not k.startswith(ENTRY)}
+        for config in configs.values()
+    ]
+    keys = sorted({key for config in flat for key in config})
+    return [key for key in keys if any(c.get(key) != flat[0].get(key) for c in flat)]
 
 
 @dataclass(frozen=True, order=True)

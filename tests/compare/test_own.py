@@ -12,7 +12,8 @@ from jsonargparse import ArgumentParser
 from lit_probattn.__main__ import main
 from lit_probattn.compare.flags import flags, parse_settings
 from lit_probattn.compare.model import counts
-from lit_probattn.compare.own import differing, make_table, read_row
+from lit_probattn.compare.own import make_table, read_row
+from lit_probattn.compare.protocol import differing
 from lit_probattn.records.figures import readable
 from tests.compare.tiny import program, run_here
 from tests.support.patching import check_figures

@@ -393,7 +393,7 @@ def test_the_picture_of_curves_has_those_of_the_test_split_dashed(tmp_path, logg
         log |= {"test/accuracy": [0.4, 0.1]} if logged else {}
         pd.DataFrame(log).to_csv(folder / "metrics.csv", index=False)
         results.append((run, {"run_folder": str(folder)}))
-    drawn = SimpleNamespace(results=results, chance=None, curves_title=None)
+    drawn = SimpleNamespace(results=results)
     _, axis = MeasuredReport.learning_curves(cast(Any, drawn)).axes
     dashed = [line for line in axis.lines if line.get_linestyle() == "--"]
     assert len(axis.lines) - len(dashed) == len({run.row.name for run in runs})
@@ -435,14 +435,9 @@ def test_curves_of_more_variants_than_colours_have_several_rows_of_panels(tmp_pa
     pd.DataFrame(log).to_csv(tmp_path / "metrics.csv", index=False)
     rows = [replace(runs[0].row, name=f"mine{n}", method=f"mine{n}") for n in range(17)]
     results = [(replace(runs[0], row=row), {"run_folder": str(tmp_path)}) for row in rows]
-    drawn = SimpleNamespace(results=results, chance=None, curves_title=None)
+    drawn = SimpleNamespace(results=results)
     panes = MeasuredReport.learning_curves(cast(Any, drawn)).axes
     assert [len(axis.lines) for axis in panes] == [16, 16, 1, 1]
-    drawn.chance, drawn.results = 50.0, results[:1]
-    _, axis = MeasuredReport.learning_curves(cast(Any, drawn)).axes
-    chance = axis.lines[-1]
-    assert chance.get_ydata() == [50.0, 50.0]
-    assert chance.get_linewidth() < axis.lines[0].get_linewidth()  # as it is not measured
     assert len({line.get_color() for line in panes[0].lines}) == 16
 
 
