@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from lit_probattn.analysis.options import add_model, add_samples
 from lit_probattn.analysis.recording import in_double
 from lit_probattn.analysis.results import Results, describe
 from lit_probattn.analysis.sampling import Sequence, layer_numbers, longest, sequences
@@ -67,9 +68,26 @@ class Study(ABC):
 
 
 class ModelStudy(Study):
-    """A study of one checkpoint, whose options include `add_model`."""
+    """A study of one checkpoint, with the options `add_model`.
+
+    A subclass that calls `sequences` declares `samples`.
+    """
 
     with_data: ClassVar[bool] = True
+    # Defaults of --num_samples and --max_len, if the study draws sequences (`add_samples`).
+    samples: ClassVar[tuple[int, int] | None] = None
+
+    @classmethod
+    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
+        """Add the options of the model, of the drawn sequences, and those of the study."""
+        add_model(parser)
+        if cls.samples is not None:
+            add_samples(parser, *cls.samples)
+        super().add_arguments(parser)
+
+    @staticmethod
+    def _add_options(parser: argparse.ArgumentParser) -> None:
+        """Add no further options."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.trained = open_trained(options, with_data=self.with_data)

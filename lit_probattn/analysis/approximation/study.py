@@ -55,7 +55,7 @@ from lit_probattn.analysis.approximation.methods import (
 )
 from lit_probattn.analysis.approximation.oracles import Window
 from lit_probattn.analysis.approximation.random_features import Rows
-from lit_probattn.analysis.options import SPLITS, add_model
+from lit_probattn.analysis.options import SPLITS
 from lit_probattn.analysis.recording import record
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.base.arguments import at_least
@@ -74,7 +74,6 @@ class Approximate(ModelStudy):
 
     @staticmethod
     def _add_options(parser: argparse.ArgumentParser) -> None:
-        add_model(parser)
         add = parser.add_argument
         add("--split", default="test", choices=SPLITS, help="split of the data")
         add("--num_samples", type=at_least(1), default=64, help="samples for perplexity or error")

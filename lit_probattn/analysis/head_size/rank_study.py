@@ -25,7 +25,6 @@ from lit_probattn.analysis.approximation.layers import Opened, replaced_cores
 from lit_probattn.analysis.approximation.measure import score
 from lit_probattn.analysis.drawing import label, powers_of_two
 from lit_probattn.analysis.head_size.ranks import diagnose, map_rank, recovered_rank, truncate
-from lit_probattn.analysis.options import add_model, add_samples
 from lit_probattn.analysis.recording import visible
 from lit_probattn.analysis.results import span
 from lit_probattn.analysis.study import ModelStudy
@@ -41,11 +40,10 @@ class LogitRanks(ModelStudy):
     """Ranks of the logits of all maps, and the demand curve."""
 
     name, title = "logit_ranks", "Ranks of logits"
+    samples = (20, 512)
 
     @staticmethod
     def _add_options(parser: argparse.ArgumentParser) -> None:
-        add_model(parser)
-        add_samples(parser, 20, 512)
         add = parser.add_argument
         text = "samples of the demand curve, 0 for none"
         add("--demand_samples", type=at_least(0), default=32, help=text)

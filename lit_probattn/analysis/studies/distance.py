@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from lit_probattn.analysis.drawing import tiles
-from lit_probattn.analysis.options import add_maps, add_model, add_samples
+from lit_probattn.analysis.options import add_maps
 from lit_probattn.analysis.recording import LayerCall
 from lit_probattn.analysis.results import span
 from lit_probattn.analysis.study import ModelStudy
@@ -33,11 +33,10 @@ class Distance(ModelStudy):
     """Distances of all pairs of heads, and their means per layer."""
 
     name, title = "head_distance", "Distances between heads"
+    samples = (20, 1024)
 
     @staticmethod
     def _add_options(parser: argparse.ArgumentParser) -> None:
-        add_model(parser)
-        add_samples(parser, 20, 1024)
         add_maps(parser)
         parser.add_argument(
             "--reduce",

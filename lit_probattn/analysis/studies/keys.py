@@ -19,7 +19,6 @@ from torch import Tensor
 
 from lit_probattn.analysis.drawing import each_head
 from lit_probattn.analysis.head_size.ranks import effective_rank
-from lit_probattn.analysis.options import add_model, add_samples
 from lit_probattn.analysis.recording import LayerCall
 from lit_probattn.analysis.results import span
 from lit_probattn.analysis.study import ModelStudy
@@ -36,11 +35,10 @@ class Keys(ModelStudy):
     """Key weights of all layers, and keys of the longest sample."""
 
     name, title = "keys", "Key weights and keys"
+    samples = (8, 1024)
 
     @staticmethod
     def _add_options(parser: argparse.ArgumentParser) -> None:
-        add_model(parser)
-        add_samples(parser, 8, 1024)
         parser.add_argument("--tokens", type=at_least(1), default=100, help="keys to draw")
 
     def _compute(self) -> str:

@@ -10,7 +10,6 @@ attention is treated as one Gaussian per key with σ² = √E, MGK's baseline.
 
 from __future__ import annotations
 
-import argparse
 import math
 from dataclasses import dataclass
 
@@ -20,7 +19,6 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from lit_probattn.analysis.drawing import BLUE
-from lit_probattn.analysis.options import add_model, add_samples
 from lit_probattn.analysis.recording import LayerCall
 from lit_probattn.analysis.results import span
 from lit_probattn.analysis.study import ModelStudy
@@ -37,11 +35,7 @@ class Likelihood(ModelStudy):
     """Likelihoods of queries, with means per layer and head."""
 
     name, title = "query_likelihood", "Likelihood of queries"
-
-    @staticmethod
-    def _add_options(parser: argparse.ArgumentParser) -> None:
-        add_model(parser)
-        add_samples(parser, 64, 1024)
+    samples = (64, 1024)
 
     def _compute(self) -> str:
         if not any(layer.core.has_gaussians for layer in self.layers.values()):

@@ -21,7 +21,6 @@ from matplotlib.image import AxesImage
 from torch import Tensor
 
 from lit_probattn.analysis.drawing import each_head
-from lit_probattn.analysis.options import add_model, add_samples
 from lit_probattn.analysis.recording import LayerCall
 from lit_probattn.analysis.results import span
 from lit_probattn.analysis.sampling import token_words
@@ -40,11 +39,10 @@ class Maps(ModelStudy):
     """Maps of the longest sample, and statistics of all."""
 
     name, title = "attention_maps", "Attention maps"
+    samples = (8, 1024)
 
     @staticmethod
     def _add_options(parser: argparse.ArgumentParser) -> None:
-        add_model(parser)
-        add_samples(parser, 8, 1024)
         add = parser.add_argument
         add("--layers", type=int, nargs="+", help="layers to draw, from 1; default: all")
         add("--padded", action="store_true", help="also show padding")

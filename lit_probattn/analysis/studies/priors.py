@@ -7,7 +7,6 @@ NeurIPS 2022, Eq. (8) (mixing weights p_kj and noise scales s_k). A core returns
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ import pandas as pd
 import torch
 from matplotlib.axes import Axes
 
-from lit_probattn.analysis.options import add_model
 from lit_probattn.analysis.results import span
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.attention.core import ParameterTable
@@ -31,10 +29,6 @@ class Priors(ModelStudy):
 
     name, title = "priors", "Learned priors and mixing weights"
     with_data = False
-
-    @staticmethod
-    def _add_options(parser: argparse.ArgumentParser) -> None:
-        add_model(parser)
 
     def _compute(self) -> str:
         table = self.rows()

@@ -17,7 +17,6 @@ from matplotlib.figure import Figure
 
 from lit_probattn.analysis.drawing import BLUE, tiles
 from lit_probattn.analysis.head_size.ranks import map_rank
-from lit_probattn.analysis.options import add_model, add_samples
 from lit_probattn.analysis.results import span
 from lit_probattn.analysis.sampling import generator
 from lit_probattn.analysis.study import ModelStudy
@@ -29,11 +28,10 @@ class Rank(ModelStudy):
     """Ranks of random maps, with means per layer."""
 
     name, title = "rank", "Rank distribution of attention maps"
+    samples = (20, 1024)
 
     @staticmethod
     def _add_options(parser: argparse.ArgumentParser) -> None:
-        add_model(parser)
-        add_samples(parser, 20, 1024)
         add = parser.add_argument
         add("--threshold", type=float, default=1e-6, help="smallest singular value that counts")
         add("--padded", action="store_true", help="keep padding to the longest length")

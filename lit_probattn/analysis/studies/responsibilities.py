@@ -22,7 +22,6 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from lit_probattn.analysis.drawing import each_head
-from lit_probattn.analysis.options import add_model, add_samples
 from lit_probattn.analysis.recording import LayerCall
 from lit_probattn.analysis.results import span
 from lit_probattn.analysis.sampling import token_words
@@ -38,11 +37,10 @@ class Responsibilities(ModelStudy):
     """Usage of components per layer and head, and shares of the tokens of the longest sample."""
 
     name, title = "responsibilities", "Responsibilities of components"
+    samples = (16, 1024)
 
     @staticmethod
     def _add_options(parser: argparse.ArgumentParser) -> None:
-        add_model(parser)
-        add_samples(parser, 16, 1024)
         parser.add_argument("--tokens", type=int, default=32, help="tokens to draw")
 
     def _compute(self) -> str:

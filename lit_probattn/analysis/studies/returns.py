@@ -25,7 +25,6 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lit_probattn.analysis.drawing import BLUE, label
-from lit_probattn.analysis.options import add_model
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.base.arguments import at_least
 from lit_probattn.base.errors import ConfigError
@@ -59,7 +58,6 @@ class Returns(ModelStudy):
 
     @staticmethod
     def _add_options(parser: argparse.ArgumentParser) -> None:
-        add_model(parser)
         add = parser.add_argument
         text = "target returns; default: six up to the larger one of the data"
         add("--targets", type=float, nargs="+", help=text)

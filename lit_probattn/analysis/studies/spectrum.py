@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from lit_probattn.analysis.drawing import BLUE
-from lit_probattn.analysis.options import add_maps, add_model, add_samples
+from lit_probattn.analysis.options import add_maps
 from lit_probattn.analysis.results import span
 from lit_probattn.analysis.studies.distance import attention_maps
 from lit_probattn.analysis.study import ModelStudy
@@ -44,11 +44,10 @@ class Spectrum(ModelStudy):
     """Spectra of the maps of each layer, and of their mean over layers."""
 
     name, title = "spectrum", "Spectrum of attention maps"
+    samples = (64, 0)
 
     @staticmethod
     def _add_options(parser: argparse.ArgumentParser) -> None:
-        add_model(parser)
-        add_samples(parser, 64, 0)
         add = parser.add_argument
         add("--length", type=at_least(2), default=128, help="positions n of every sequence")
         add("--full", action="store_true", help="1000 sequences")
