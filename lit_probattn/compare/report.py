@@ -628,7 +628,7 @@ def beside(ours: Sample, base: Sample) -> str:
     if ours is base:
         return "baseline"
     found = difference(ours, base)
-    return f"{found}{' ' * bool(found.how)}{found.how}{' *' if found.excludes_zero else ''}"
+    return f"{found}{' ' * bool(found.how)}{found.how}{' *' if found.direction else ''}"
 
 
 def _number(value: float | None, form: str) -> str:

@@ -160,9 +160,9 @@ class Estimate:
         return math.isfinite(self.high - self.low)
 
     @property
-    def excludes_zero(self) -> bool:
-        """Whether the interval excludes 0."""
-        return self.low > 0 or self.high < 0
+    def direction(self) -> int:
+        """1 if the interval is above zero, −1 if below, 0 if it includes zero."""
+        return int(self.low > 0) - int(self.high < 0)
 
     def minus(self, value: float) -> Estimate:
         """Return the estimate minus a number."""
@@ -193,12 +193,10 @@ class Estimate:
             return "differs" if self.is_known else "inconclusive"
         return "same direction" if order == "agrees" else order
 
-    def text(self, digits: int = 2) -> str:
-        """Return value and interval with this number of decimals."""
-        told = f"{self.value:+.{digits}f}"
-        if not self.is_known:
-            return f"{told} (no interval)"
-        return f"{told} [{self.low:+.{digits}f}, {self.high:+.{digits}f}]"
+    def text(self, digits: int = 2, sign: Literal["+", ""] = "+") -> str:
+        """Return value and interval with this number of decimals; "" omits plus signs."""
+        told, low, high = (f"{x:{sign}.{digits}f}" for x in (self.value, self.low, self.high))
+        return f"{told} [{low}, {high}]" if self.is_known else f"{told} (no interval)"
 
     def __str__(self) -> str:
         return self.text()
@@ -302,7 +300,7 @@ def identical(first: Sample, second: Sample, words: str) -> Finding:
     found = difference(first, second)
     if both and all(math.isclose(a, b, rel_tol=_IDENTICAL) for a, b in both):
         return Finding(f"{words}: identical results, {first.mean:.2f}", "agrees", estimate=found)
-    verdict: Verdict = "differs" if found.excludes_zero else "inconclusive"
+    verdict: Verdict = "differs" if found.direction else "inconclusive"
     return Finding(f"{words}: {found}", verdict, estimate=found)
 
 

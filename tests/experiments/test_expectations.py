@@ -147,7 +147,7 @@ def test_welch(sizes):
     found = difference(Sample(tuple(first)), Sample(tuple(second)))
     assert found.value == pytest.approx(first.mean() - second.mean())
     assert (found.low, found.high) == pytest.approx(expected.confidence_interval(0.95), rel=1e-5)
-    assert found.excludes_zero == (expected.pvalue < 0.05)
+    assert bool(found.direction) == (expected.pvalue < 0.05)
     assert found.how == "Welch"
 
 

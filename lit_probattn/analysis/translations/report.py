@@ -15,7 +15,6 @@ from lit_probattn.analysis.results import describe, span
 from lit_probattn.analysis.translations.decoded import Lines, Pairs, Run
 from lit_probattn.analysis.translations.scores import (
     Bootstrap,
-    Interval,
     bleu_of,
     buckets,
     changed_counts,
@@ -23,6 +22,7 @@ from lit_probattn.analysis.translations.scores import (
     changed_scores,
     score,
 )
+from lit_probattn.experiments.expectations import Estimate
 from lit_probattn.records.markdown import escaped, one_line
 from lit_probattn.records.tables import counted, markdown_table, unequal_sides
 from lit_probattn.tasks.bleu import (
@@ -151,7 +151,7 @@ class Report:
     def scores_claim(self) -> str:
         """Return how many models beat copying the source."""
         copied = self.copy.scored[self.form]
-        beaten = sum(row.scored[self.form].minus(copied).verdict > 0 for row in self.rows)
+        beaten = sum(row.scored[self.form].minus(copied).direction > 0 for row in self.rows)
         scores = span((row.scored[self.form].value for row in self.rows), ".1f")
         return (
             f"{beaten} of {len(self.rows)} models beat copying the source "
@@ -239,7 +239,7 @@ class Report:
     def _findings(self) -> list[str]:
         form, copied = self.form, self.copy.scored[self.form]
         gains = {row.name: row.scored[form].minus(copied) for row in self.rows}
-        beaten = sum(gain.verdict > 0 for gain in gains.values())
+        beaten = sum(gain.direction > 0 for gain in gains.values())
         spread = sorted(gain.value for gain in gains.values())
         first = (
             f"Finding: {beaten} of {len(self.rows)} models beat copying the source "
@@ -250,15 +250,15 @@ class Report:
         for row in self.rows:
             own, gain = row.scored[form], gains[row.name]
             line = (
-                f"- {escaped(row.name)}: BLEU {own.interval.text()}; copying the source "
-                f"{_BEATEN[gain.verdict]}: {gain.text('+')}"
+                f"- {escaped(row.name)}: BLEU {own.interval.text(sign='')}; copying the source "
+                f"{_BEATEN[gain.direction]}: {gain.text()}"
             )
             if row is not self.base:
                 difference = own.minus(self.base.scored[form])
-                verdict = "" if difference.verdict else ", not distinguishable"
-                line += f"; against {escaped(self.base.name)} {difference.text('+')}{verdict}"
+                verdict = "" if difference.direction else ", not distinguishable"
+                line += f"; against {escaped(self.base.name)} {difference.text()}{verdict}"
             f1 = row.f1.interval
-            lines.append(f"{line}; changed words F1 {f1.text()}")
+            lines.append(f"{line}; changed words F1 {f1.text(sign='')}")
         return [first, "\n".join(lines)]
 
     def _unequal(self) -> list[str]:
@@ -278,10 +278,13 @@ class Report:
         found = []
         for row in self._all_rows:
             own = row.scored[self.form]
-            copied = "" if row is self.copy else own.minus(self.copy.scored[self.form]).text("+")
+            copied = "" if row is self.copy else own.minus(self.copy.scored[self.form]).text()
             base = row in (self.copy, self.base)
-            against = "" if base else own.minus(self.base.scored[self.form]).text("+")
-            entry: dict[str, Any] = {"model": row.name, f"BLEU ({self.form})": own.interval.text()}
+            against = "" if base else own.minus(self.base.scored[self.form]).text()
+            entry: dict[str, Any] = {
+                "model": row.name,
+                f"BLEU ({self.form})": own.interval.text(sign=""),
+            }
             entry |= {"− copying": copied or None, f"− {self.base.name}": against or None}
             found.append(entry | {"chrF": f"{row.chrf:.2f}"})
         return pd.DataFrame(found).dropna(axis=1, how="all")
@@ -291,9 +294,9 @@ class Report:
         for row in self._all_rows:
             against = None
             if row not in (self.copy, self.base):
-                against = row.f1.minus(self.base.f1).text("+")
+                against = row.f1.minus(self.base.f1).text()
             entry: dict[str, Any] = {"model": row.name, "recall": f"{row.recall:.2f}"}
-            entry |= {"precision": f"{row.precision:.2f}", "F1": row.f1.interval.text()}
+            entry |= {"precision": f"{row.precision:.2f}", "F1": row.f1.interval.text(sign="")}
             found.append(entry | {f"F1 − {self.base.name}": against})
         return pd.DataFrame(found).dropna(axis=1, how="all")
 
@@ -305,11 +308,11 @@ class Report:
         for row in self._all_rows:
             entry: dict[str, Any] = {"model": row.name}
             for form in others:
-                entry[form] = row.scored[form].interval.text()
+                entry[form] = row.scored[form].interval.text(sign="")
                 entry[f"{form} − {self.base.name}"] = (
                     None
                     if row in (self.copy, self.base)
-                    else row.scored[form].minus(self.base.scored[form]).text("+")
+                    else row.scored[form].minus(self.base.scored[form]).text()
                 )
             found.append(entry)
         return markdown_table(pd.DataFrame(found).dropna(axis=1, how="all"))
@@ -378,5 +381,5 @@ class Report:
 _BEATEN = {1: "is beaten", 0: "is not distinguishable", -1: "is better"}
 
 
-def _columns(name: str, found: Interval) -> dict[str, float]:
+def _columns(name: str, found: Estimate) -> dict[str, float]:
     return {f"{name}_low": found.low, f"{name}_high": found.high}

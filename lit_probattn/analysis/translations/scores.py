@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from lit_probattn.experiments.expectations import LEVEL, Estimate
 from lit_probattn.tasks.bleu import BLEUForm, bleu_of_counts, words_13a
 
 Counts = npt.NDArray[np.float64]
-_LEVEL = 0.95
 
 
 class Bootstrap:
@@ -42,30 +42,11 @@ class Bootstrap:
         return np.array([score(total) for total in self._times @ counts])
 
 
-@dataclass(frozen=True)
-class Interval:
-    """A score of the test set, and its central 95 % over resamples."""
-
-    value: float
-    low: float
-    high: float
-
-    @property
-    def verdict(self) -> int:
-        """1 if the interval is above zero, −1 if below, 0 if it contains zero."""
-        return int(self.low > 0) - int(self.high < 0)
-
-    def text(self, sign: str = "") -> str:
-        """Return `value [low, high]`, with signs if `sign` is `+`."""
-        parts = (f"{number:{sign}.2f}" for number in (self.value, self.low, self.high))
-        return "{} [{}, {}]".format(*parts)
-
-
-def interval(value: float, resampled: npt.NDArray[np.float64]) -> Interval:
-    """Return a score with its percentile interval."""
-    tail = (1 - _LEVEL) / 2
+def interval(value: float, resampled: npt.NDArray[np.float64]) -> Estimate:
+    """Return a score of the test set with the central 95 % over resamples."""
+    tail = (1 - LEVEL) / 2
     low, high = np.quantile(resampled, [tail, 1 - tail])
-    return Interval(value, float(low), float(high))
+    return Estimate(value, float(low), float(high))
 
 
 @dataclass(frozen=True)
@@ -76,11 +57,11 @@ class Scored:
     resampled: npt.NDArray[np.float64]
 
     @property
-    def interval(self) -> Interval:
+    def interval(self) -> Estimate:
         """The score with its interval."""
         return interval(self.value, self.resampled)
 
-    def minus(self, other: Scored) -> Interval:
+    def minus(self, other: Scored) -> Estimate:
         """Return the difference to another model, paired by resample."""
         return interval(self.value - other.value, self.resampled - other.resampled)
 

@@ -7,7 +7,6 @@ import pytest
 
 from lit_probattn.analysis.translations.scores import (
     Bootstrap,
-    Interval,
     bleu_of,
     buckets,
     changed_counts,
@@ -15,6 +14,7 @@ from lit_probattn.analysis.translations.scores import (
     changed_scores,
     score,
 )
+from lit_probattn.experiments.expectations import Estimate
 from lit_probattn.tasks.bleu import FORMS, bleu_of_counts, corpus_bleu, sentence_counts
 
 pytest.importorskip("sacrebleu")
@@ -72,16 +72,16 @@ def test_differences_are_paired():
         score(sentence_counts(lines, REFERENCES, "detokenised"), bleu_of("detokenised"), bootstrap)
         for lines in (HYPOTHESES, HYPOTHESES, REFERENCES)
     )
-    assert made.minus(again) == Interval(0.0, 0.0, 0.0)
+    assert made.minus(again) == Estimate(0.0, 0.0, 0.0)
     own, difference = made.interval, copied.minus(made)
     assert own.low < own.value < own.high
     assert difference.value == pytest.approx(100 - made.value)
     # The reference scores 100 on every resample: what varies is the other side alone.
     assert difference.low == pytest.approx(100 - own.high)
-    assert difference.verdict == 1
-    assert made.minus(copied).verdict == -1
-    assert Interval(1.0, -0.1, 2.0).verdict == 0
-    assert Interval(1.0, -0.1, 2.0).text("+") == "+1.00 [-0.10, +2.00]"
+    assert difference.direction == 1
+    assert made.minus(copied).direction == -1
+    assert Estimate(1.0, -0.1, 2.0).direction == 0
+    assert Estimate(1.0, -0.1, 2.0).text() == "+1.00 [-0.10, +2.00]"
 
 
 def test_intervals_are_the_middle_95_percent_and_follow_the_seed():
