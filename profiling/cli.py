@@ -17,7 +17,6 @@ from lit_probattn.base.progress import leave_closed_output, prepare_streams
 from lit_probattn.cli.shards import add_shard_flags, shard_of
 from profiling.kernels.command import add_arguments as add_kernels_arguments
 
-REPORT_FILES = ("report.md", "report.json", "rows.csv", "ratios.csv", "report.html")
 REPORTS = ("reports", "runs")  # committed reports, new results
 
 
@@ -115,17 +114,15 @@ def _sweep(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     if options.index is not None:
         return _index(options)
-    from lit_probattn.base.files import refuse_to_replace
     from lit_probattn.base.provenance import command_line
+    from lit_probattn.experiments.page import refuse_foreign_files
     from profiling.report.page import write_report
     from profiling.sweep.config import load_sweep
 
     config = load_sweep(options.config)
     out = Path(options.out or f"reports/{config.name}")
     results = Path(options.results or f"runs/profiling/{config.name}")
-    figures = (out / "figures").glob("*.png")
-    files = [*(out / name for name in REPORT_FILES), *figures]
-    refuse_to_replace(files, out / "report.md", out / "sweep.json")
+    refuse_foreign_files(out, "rows", "ratios", beside="sweep.json")
     written = write_report(config, results, out, html=options.html, command=command_line())
     print(*written, sep="\n")
     return 0
@@ -159,15 +156,14 @@ def _memory(options: argparse.Namespace) -> int:
 
 
 def _kernels(options: argparse.Namespace) -> int:
-    from lit_probattn.base.files import refuse_to_replace
+    from lit_probattn.experiments.page import refuse_foreign_files
     from profiling.kernels.command import refuse_flags_not_read, run
     from profiling.kernels.config import load_kernels, narrowed
     from profiling.kernels.speed import run_kernels
 
     refuse_flags_not_read(options)
     if options.out:
-        out = Path(options.out)
-        refuse_to_replace([out / "report.md", out / "rows.csv"], out / "report.md")
+        refuse_foreign_files(Path(options.out), "rows")
     if options.config:
         names = options.dtypes and [str(dtype).removeprefix("torch.") for dtype in options.dtypes]
         config = narrowed(

@@ -24,8 +24,7 @@ from lit_probattn.attention import recorded_choices
 from lit_probattn.base import provenance
 from lit_probattn.base.arguments import DefaultsFormatter, Parser, at_least
 from lit_probattn.base.errors import ChildError, ConfigError, DataError
-from lit_probattn.base.files import refuse_to_replace
-from lit_probattn.experiments.page import Made, Page, as_csv, image
+from lit_probattn.experiments.page import Made, Page, as_csv, image, refuse_foreign_files
 from lit_probattn.measure.memory import peak_bytes
 from lit_probattn.measure.timing import Side, round_ratios, spread, time_sides
 from lit_probattn.records.figures import ReportFigure, palette_of, panels
@@ -217,8 +216,7 @@ def command(
             if device.startswith("cuda") and not torch.cuda.is_available():
                 raise ConfigError(f"--device {device}: no CUDA device is available")
             if options.out is not None:
-                made = (options.out / f for f in ("report.md", "rows.csv", "ratios.csv"))
-                refuse_to_replace(made, options.out / "report.md")
+                refuse_foreign_files(options.out, "rows", "ratios")
             report = run(options)
         except (ConfigError, DataError, ChildError) as error:
             print(f"error: {error}", file=sys.stderr)

@@ -44,11 +44,12 @@ from lit_probattn.compare.protocol import (
     setting,
     settings_of,
 )
-from lit_probattn.compare.report import Report, refuse_file, refuse_foreign_files, unfinished_label
+from lit_probattn.compare.report import TABLES, Report, unfinished_label
 from lit_probattn.compare.runner import run_all
 from lit_probattn.compare.runs import Run, share_of, with_starts
 from lit_probattn.compare.tables import Table
 from lit_probattn.experiments.launch import submit
+from lit_probattn.experiments.page import refuse_file, refuse_foreign_files
 from lit_probattn.records.tables import markdown_lines
 from lit_probattn.tasks.base import check_whole_steps
 
@@ -146,7 +147,7 @@ def run(
     mine = share_of(runs, index, count)
     command = shlex.join([*f"python -m {module}".split(), *portable(arguments)])
     out = options.out or options.runs / "reproduce" / "reports" / table.name
-    refuse_foreign_files(out)
+    refuse_foreign_files(out, *TABLES)
     refuse_file(options.runs, "--runs")
     made = report(table, runs, command)
     if options.dry_run:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,7 +12,6 @@ from typing import Any, ClassVar, cast
 import pandas as pd
 
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.base.files import refuse_to_replace
 from lit_probattn.compare.protocol import (
     Difference,
     attention_option,
@@ -48,6 +46,7 @@ _PUBLISHED_LEGEND = (
     "like ours. "
 )
 _MOST_NAMED = 4  # rows in a sentence
+TABLES = ("rows", "ratios", "verdicts")  # of all reports of runs and of measured costs
 _COUNTS = ("num_parameters", "macs_published_length")
 _LEGEND = (
     "Mean ± standard deviation over seeds (n − 1). {}The 95 % interval of ours − baseline is "
@@ -570,30 +569,6 @@ class Report:
                 }
             )
         return markdown_lines(pd.DataFrame(shown)) if shown else ["No run is finished."]
-
-
-def refuse_foreign_files(folder: Path) -> None:
-    """Reject an invalid report folder, or one with unrelated files of the report's names.
-
-    Raises:
-        ConfigError: the message names the file.
-    """
-    refuse_file(folder, "--out")
-    names = ("report.md", "report.json", "rows.csv", "ratios.csv", "verdicts.csv")
-    refuse_to_replace((folder / name for name in names), folder / "report.md")
-
-
-def refuse_file(folder: Path, flag: str) -> None:
-    """Reject a file at the path of a new folder.
-
-    Raises:
-        ConfigError: the path or a parent is a file, or is not writable.
-    """
-    place = next(p for p in (folder, *folder.absolute().parents) if p.exists() or p.is_symlink())
-    if not place.is_dir():
-        raise ConfigError(f"{flag} {folder}: {place} is not a folder")
-    if not os.access(place, os.W_OK):
-        raise ConfigError(f"{flag} {folder}: {place} cannot be written")
 
 
 def unfinished_label(run: Run) -> str:

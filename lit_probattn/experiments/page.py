@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -27,6 +28,7 @@ from lit_probattn.base.files import (
     digest,
     end_output,
     file_digest,
+    refuse_to_replace,
     replace_text,
 )
 from lit_probattn.base.provenance import git_revision, place, versions
@@ -222,6 +224,41 @@ class Page:
             (folder / name).unlink(missing_ok=True)
         end_output(folder / TEXT)
         return [*(folder / name for name in texts), *written]
+
+
+def refuse_foreign_files(
+    folder: Path, *tables: str, flag: str = "--out", beside: str = TEXT
+) -> None:
+    """Reject an invalid report folder, or one with unrelated files that a report would replace.
+
+    Args:
+        folder: the report folder.
+        tables: names of the report's tables.
+        flag: the flag that sets the folder, for the message.
+        beside: a further file whose presence shows that a command wrote the tables.
+
+    Raises:
+        ConfigError: the message names the file.
+    """
+    refuse_file(folder, flag)
+    names = (TEXT, DATA, HTML, *(f"{name}.csv" for name in tables))
+    figures = (path for ending in (PNG, SVG) for path in (folder / FIGURES).glob(f"*{ending}"))
+    refuse_to_replace(
+        (*(folder / name for name in names), *figures), folder / TEXT, folder / beside
+    )
+
+
+def refuse_file(folder: Path, flag: str) -> None:
+    """Reject a file at the path of a new folder.
+
+    Raises:
+        ConfigError: the path or a parent is a file, or is not writable.
+    """
+    place = next(p for p in (folder, *folder.absolute().parents) if p.exists() or p.is_symlink())
+    if not place.is_dir():
+        raise ConfigError(f"{flag} {folder}: {place} is not a folder")
+    if not os.access(place, os.W_OK):
+        raise ConfigError(f"{flag} {folder}: {place} cannot be written")
 
 
 def _tables_in(folder: Path) -> set[str]:

@@ -13,8 +13,9 @@ from lit_probattn.base.errors import ConfigError
 from lit_probattn.compare.command import protocol_of, run
 from lit_probattn.compare.flags import place_of, portable
 from lit_probattn.compare.protocol import Options
-from lit_probattn.compare.report import Report, refuse_foreign_files
+from lit_probattn.compare.report import TABLES, Report
 from lit_probattn.compare.tables import read_table
+from lit_probattn.experiments.page import refuse_foreign_files
 from lit_probattn.reproduce import uea
 from lit_probattn.reproduce.analyses.approximation import ApproximationTable
 from lit_probattn.reproduce.analyses.report import AnalysisReport
@@ -91,7 +92,7 @@ def _measure(
         place = (options.runs, options.accelerator)
         figure = table_of(options.table, part, *place, command, options.tables)
     out = options.out or options.runs / "reproduce" / "reports" / options.table
-    refuse_foreign_files(out)
+    refuse_foreign_files(out, *TABLES)
     if options.dry_run:
         print(figure.plan())
         return 0

@@ -31,9 +31,9 @@ DOORS = {
     f"{REPORT} --out out": ["report.md", "rows.csv", "ratios.csv", "figures/a.png"],
     "report --index out": ["README.md"],
     "sweep --config small.yaml --out out": ["rows.csv", "rows.jsonl"],
-    "analyse report --folder out": ["report.md", "summary.csv"],
-    "profiling kernels --model --head-dims 64 --out out": ["report.md", "rows.csv"],
-    "step_ratio --out out": ["report.md", "ratios.csv"],
+    "analyse report --folder out": ["report.md", "summary.csv", "figures/a.png"],
+    "profiling kernels --model --head-dims 64 --out out": ["report.md", "rows.csv", "report.html"],
+    "step_ratio --out out": ["report.md", "ratios.csv", "figures/a.svg"],
 }
 QUICK = [door for door in DOORS if not door.startswith(("demo", "sweep", "step_ratio"))]
 IN_THE_WAY = [(door, name) for door, names in DOORS.items() for name in names]

@@ -18,8 +18,7 @@ import pandas as pd
 from lit_probattn.analysis.results import shown_command
 from lit_probattn.analysis.study import Study
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.base.files import refuse_to_replace
-from lit_probattn.experiments.page import Made, Page, as_csv
+from lit_probattn.experiments.page import TEXT, Made, Page, as_csv, refuse_foreign_files
 from lit_probattn.records.markdown import code_span, escaped
 from lit_probattn.records.tables import markdown_lines
 from lit_probattn.training.run_record import read_starts
@@ -52,8 +51,7 @@ class Report(Study):
         texts = sorted(options.folder.glob("*/*.md"))
         if not texts:
             raise ConfigError(f"no results in {options.folder}: expected MODEL/STUDY.md below it")
-        page = options.folder / "report.md"
-        refuse_to_replace((page, options.folder / "summary.csv"), page)
+        refuse_foreign_files(options.folder, "summary", flag="--folder")
         summary = pd.DataFrame(summary_rows(options.folder))
         body: list[str] = []
         if options.runs:
@@ -69,7 +67,7 @@ class Report(Study):
             body=body,
             tables={} if summary.empty else {"summary": as_csv(summary)},
         ).write(options.folder)
-        print(f"report: {page} ({len(texts)} studies)")
+        print(f"report: {options.folder / TEXT} ({len(texts)} studies)")
 
 
 def training_line(folder: Path) -> str:
