@@ -26,7 +26,7 @@ from lit_probattn.base.arguments import DefaultsFormatter, Parser, at_least
 from lit_probattn.base.errors import ChildError, ConfigError, DataError
 from lit_probattn.experiments.page import Made, Page, as_csv, image, refuse_foreign_files
 from lit_probattn.measure.memory import peak_bytes
-from lit_probattn.measure.timing import Side, round_ratios, spread, time_sides
+from lit_probattn.measure.timing import Side, round_ratios, spread, time_columns, time_sides
 from lit_probattn.records.figures import ReportFigure, palette_of, panels
 from lit_probattn.records.tables import markdown_lines
 
@@ -263,9 +263,7 @@ def measure_sides(
     peaks = {name: peak_bytes(side, device) for name, side in fitting.items()}
     rows: dict[Side, dict[str, Any]] = {}
     for name, seconds in times.items():
-        median, low, high = spread("", seconds).values()
-        rows[name] = {"time_median_s": median, "time_p20_s": low, "time_p80_s": high}
-        rows[name] |= {"time_repeats": len(seconds), "peak_memory_bytes": peaks[name]}
+        rows[name] = {**time_columns(seconds), "peak_memory_bytes": peaks[name]}
         for label, other in over(name).items():
             ratios = round_ratios(seconds, times.get(other, [math.nan] * len(seconds)))
             rows[name] |= spread(f"time_over_{label}", ratios)

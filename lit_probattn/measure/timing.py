@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,17 +22,6 @@ _FLUSH_BYTES = 256 * 2**20  # more than the last-level cache of current GPUs
 
 
 Side = TypeVar("Side", bound=Hashable)
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Distribution of the time of a call in seconds, and its energy if the device reports it."""
-
-    median_s: float
-    p20_s: float
-    p80_s: float
-    repeats: int
-    energy_j: float | None
 
 
 def quantile(values: Sequence[float], fraction: float) -> float:
@@ -54,10 +42,11 @@ def round_ratios(seconds: Sequence[float], others: Sequence[float]) -> list[floa
     return [mine / theirs for mine, theirs in zip(seconds, others, strict=True)]
 
 
-def summarise(seconds: list[float], energy_j: float | None = None) -> Timing:
-    """Return median and quantiles of timed calls."""
-    low, middle, high = (quantile(seconds, share) for share in (0.2, 0.5, 0.8))
-    return Timing(middle, low, high, len(seconds), energy_j)
+def time_columns(seconds: Sequence[float]) -> dict[str, float]:
+    """Return median, 20 % and 80 % quantiles and number of timed calls, as columns of a row."""
+    median, low, high = spread("", seconds).values()
+    times = {"time_median_s": median, "time_p20_s": low, "time_p80_s": high}
+    return {**times, "time_repeats": len(seconds)}
 
 
 _alone: set[str] = set()

@@ -34,7 +34,7 @@ from lit_probattn.kernels.runtime import (
     target_capability,
     write_tuned,
 )
-from lit_probattn.measure.timing import alone_on, lost_gpu, replayed, summarise, time_once
+from lit_probattn.measure.timing import alone_on, lost_gpu, quantile, replayed, time_once
 from profiling.kernels.cases import Case
 from profiling.kernels.parity import heads_and_gradients, make_inputs
 
@@ -369,7 +369,7 @@ def fastest_launches(
                     continue
                 finally:
                     replay = run  # a graph keeps the memory of its call
-                times[launch] = summarise(seconds).median_s
+                times[launch] = quantile(seconds, 0.5)
             if times:
                 best[shape.key] = min(times, key=lambda launch: times[launch])
                 lines.append(

@@ -26,7 +26,7 @@ from lit_probattn.measure.memory import (
     nvml_energy_j,
     nvml_used_bytes,
 )
-from lit_probattn.measure.timing import captured, summarise, time_sides
+from lit_probattn.measure.timing import captured, quantile, time_columns, time_sides
 from profiling.cost.count import CostEntry, Setting, count_costs
 from profiling.cost.exact import ModelShape
 from profiling.cost.models import (
@@ -295,17 +295,10 @@ def measure_time(point: Point) -> list[ProfileRow]:
     seconds = seconds_of(step)
     after = nvml_energy_j(device)
     energy = None if before is None or after is None else (after - before) / len(seconds)
-    result = summarise(seconds, energy)
-    entry: dict[str, Any] = {
-        "time_median_s": result.median_s,
-        "time_p20_s": result.p20_s,
-        "time_p80_s": result.p80_s,
-        "time_repeats": result.repeats,
-        "energy_j": result.energy_j,
-    }
+    entry: dict[str, Any] = {**time_columns(seconds), "energy_j": energy}
     if device.type == "cuda":
         try:
-            entry["graph_median_s"] = summarise(seconds_of(captured(step, device))).median_s
+            entry["graph_median_s"] = quantile(seconds_of(captured(step, device)), 0.5)
         except UnsupportedError as error:
             entry["reason"] = f"no CUDA graph: {error}"
     return point_rows(point, [entry], None)

@@ -15,7 +15,7 @@ from lit_probattn.measure.memory import cpu_peak_bytes
 from lit_probattn.measure.timing import (
     captured,
     quantile,
-    summarise,
+    time_columns,
     time_sides,
 )
 from profiling.kernels import ahead, figure, speed
@@ -391,7 +391,8 @@ def test_sides_take_turns():
 def test_quantiles():
     assert quantile([3.0, 1.0, 2.0], 0.5) == 2.0
     assert quantile([0.0, 10.0], 0.2) == 2.0
-    assert summarise([4.0, 1.0, 2.0, 3.0]).median_s == 2.5
+    columns = time_columns([4.0, 1.0, 2.0, 3.0])
+    assert (columns["time_median_s"], columns["time_repeats"]) == (2.5, 4)
     with pytest.raises(ValueError, match="at least one"):
         quantile([], 0.5)
 
