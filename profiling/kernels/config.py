@@ -6,12 +6,10 @@ from itertools import product
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from lit_probattn.base.config_files import file_named
 from lit_probattn.base.errors import ConfigError, nearest
-from lit_probattn.configs import read_yaml
-from profiling.sweep.config import AttentionEntry, Device, Dtype, Size, Strict, describe
+from profiling.sweep.config import AttentionEntry, Device, Dtype, Size, Strict, load
 
 Mode = Literal["train", "eval", "decode"]
 Scope = Literal["attention", "layer"]
@@ -293,8 +291,5 @@ def narrowed(
 
 
 def load_kernels(path: str | Path) -> KernelsConfig:
-    """Load and validate a kernels file; a ConfigError names the location in one line."""
-    try:
-        return KernelsConfig.model_validate(read_yaml(file_named("measurement", str(path))))
-    except ValidationError as error:
-        raise ConfigError(f"{path}: {describe(error)}") from error
+    """Load a kernels file; a ConfigError names the location in one line."""
+    return load(path, KernelsConfig)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from lit_probattn.base import rows
 from lit_probattn.base.config_files import file_named, find
 from lit_probattn.base.errors import ConfigError, nearest
+from lit_probattn.base.rows import describe
 from lit_probattn.configs import attention_entry, class_of, read_yaml
 from profiling.measure.rows import PLACE, SETTING, ProfileRow, Quantity
 
@@ -328,24 +328,24 @@ class SweepConfig(Strict):
         return None if own == variant else own
 
 
-def describe(error: ValidationError) -> str:
-    """Return a validation error in one line, with the nearest valid name for an unknown one."""
-    return rows.describe(error, _all_fields())
+File = TypeVar("File", bound=Strict)
 
 
-def _all_fields() -> set[str]:
-    parts: list[type[Strict]] = [SweepConfig, ModelConfig, Grid, Variant, AttentionEntry]
-    parts += [TimingConfig, Figure, Published, Sentence, Claim]
-    return {name for model in parts for name in model.model_fields}
-
-
-def load_sweep(path: str | Path) -> SweepConfig:
-    """Load and validate a sweep file, given by its path or its name in configs/profiling.
+def load(path: str | Path, kind: type[File]) -> File:
+    """Load and validate a file, given by its path or its name in configs/profiling.
 
     Raises:
         ConfigError: the file is missing or invalid; one line with the location.
     """
     try:
-        return SweepConfig.model_validate(read_yaml(file_named("measurement", str(path))))
+        return kind.model_validate(read_yaml(file_named("measurement", str(path))))
     except ValidationError as error:
-        raise ConfigError(f"{path}: {describe(error)}") from error
+        parts = kind.model_json_schema()
+        sections = (parts, *parts.get("$defs", {}).values())
+        known = [name for section in sections for name in section.get("properties", ())]
+        raise ConfigError(f"{path}: {describe(error, known)}") from error
+
+
+def load_sweep(path: str | Path) -> SweepConfig:
+    """Load a sweep file; see `load`."""
+    return load(path, SweepConfig)
