@@ -73,9 +73,9 @@ class Made:
         return cls(**{**found, **given})
 
     @classmethod
-    def here(cls, command: str) -> Made:
-        """Return the provenance of this process."""
-        return cls(command, place(), versions(), git_revision())
+    def here(cls, command: str, machine: str = "") -> Made:
+        """Return the provenance of this process, on this machine if no other is given."""
+        return cls(command, machine or place(), versions(), git_revision())
 
     @classmethod
     def by_facts(cls, facts: Mapping[str, str]) -> Made:

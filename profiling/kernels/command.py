@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.base.provenance import command_line, device_name, git_revision, versions
+from lit_probattn.base.provenance import command_line, device_name
 from lit_probattn.experiments.page import Made, Page, as_csv
 from lit_probattn.records.markdown import one_line
 from lit_probattn.records.tables import markdown_lines
@@ -149,11 +149,6 @@ def run(options: argparse.Namespace) -> Outcome:
     return _train(options, device)
 
 
-def made_here(machine: str) -> Made:
-    """Return the provenance of a report of this command."""
-    return Made(command_line(), machine, versions(), git_revision())
-
-
 def _outcome(
     title: str, facts: list[str], rows: list[dict[str, object]], machine: str, passed: bool
 ) -> Outcome:
@@ -161,7 +156,7 @@ def _outcome(
     page = Page(
         kind="kernels",
         title=title,
-        made=made_here(machine),
+        made=Made.here(command_line(), machine),
         finding=facts[-1],
         body=[*(f"- {one_line(fact)}" for fact in facts), "", *markdown_lines(frame)],
         tables={"rows": as_csv(frame)} if rows else {},

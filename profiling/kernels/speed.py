@@ -14,9 +14,9 @@ import torch
 
 from lit_probattn.base.errors import ConfigError, UnsupportedError
 from lit_probattn.base.processes import capture
-from lit_probattn.base.provenance import device_name, git_revision, versions
+from lit_probattn.base.provenance import command_line, device_name, git_revision, versions
 from lit_probattn.base.rows import RowStore
-from lit_probattn.experiments.page import Page, as_csv, image
+from lit_probattn.experiments.page import Made, Page, as_csv, image
 from lit_probattn.kernels.cpu import selftest
 from lit_probattn.measure.counters import torch_flops
 from lit_probattn.measure.memory import peak_bytes
@@ -34,7 +34,7 @@ from lit_probattn.records.markdown import one_line
 from lit_probattn.records.tables import counted, markdown_lines
 from profiling.kernels.ahead import compile_ahead
 from profiling.kernels.bound import measured_rates
-from profiling.kernels.command import made_here, parity_tasks
+from profiling.kernels.command import parity_tasks
 from profiling.kernels.config import Comparison, KernelsConfig, Side, points
 from profiling.kernels.figure import time_figure
 from profiling.kernels.parity import BUDGET, ParityRow, compare_all
@@ -465,7 +465,7 @@ def speed_report(
     return Page(
         kind="kernels",
         title="Comparison of attention implementations",
-        made=made_here(hardware),
+        made=Made.here(command_line(), hardware),
         finding=found,
         body=lines,
         tables={"rows": as_csv(pd.DataFrame(rows))},
