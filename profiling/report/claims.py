@@ -24,28 +24,20 @@ from lit_probattn.experiments.expectations import (
     weakest,
 )
 from profiling.measure.rows import PLACE
-from profiling.report.ratios import METRICS
+from profiling.report.names import LETTERS
+from profiling.report.ratios import COUNTED, METRICS
 from profiling.sweep.config import Claim, Sentence, SweepConfig
 
 _MEMORY, _PEAK = "memory_bytes", "peak_memory_bytes"
 _TIME = "time_median_s"
-_WORDS = {name: words for name, (words, _, _) in METRICS.items()}
-_LETTERS = {"embed_dim": "D", "seq_len": "N", "grid_heads": "heads"}
 _KEYS = [*PLACE, "mode", "backend", "dtype", "scope"]
 _CONSTANT = 0.01
 _DIGITS = 12  # equal ratios of counts may differ in the last bits
-# Costs that depend on the device: the papers' values are for a GPU. All others are counted.
-_OF_A_DEVICE = frozenset(
-    {
-        *("resident_memory_bytes", _PEAK, _MEMORY, "nvml_memory_bytes"),
-        *(_TIME, "graph_median_s", "energy_j"),
-    }
-)
 
 
 def device_of(metric: str) -> str:
     """Return the device that a metric depends on; empty for counted metrics."""
-    return "cuda" if metric in _OF_A_DEVICE else ""
+    return "cuda" if metric in METRICS.keys() - COUNTED else ""
 
 
 def judge(sentence: Sentence, config: SweepConfig, frame: pd.DataFrame) -> Finding:
@@ -111,7 +103,7 @@ def _judge(claim: Claim, config: SweepConfig, frame: pd.DataFrame) -> Finding:
     table = _chosen(claim, table)
     wanted = [n for n in claim.variants or config.variants if absolute or config.baseline_of(n)]
     lacking = [name for name in wanted if name not in set(table["variant"])]
-    what = _WORDS.get(claim.metric, claim.metric)
+    what = METRICS[claim.metric][0] if claim.metric in METRICS else claim.metric
     what += f", {claim.mode}" if claim.mode else ""
     if not wanted:
         return missing(f"{what}: no variant with a baseline")
@@ -178,14 +170,14 @@ def _along(claim: Claim, table: pd.DataFrame) -> Finding:
     for axis in claim.falls_over or claim.constant_over:
         lines = [estimates(line) for line in _lines(claim, table, axis)]
         if not lines:
-            told.append(f"only one value of {_LETTERS[axis]}")
+            told.append(f"only one value of {LETTERS[axis]}")
             verdicts.append(missing().verdict)
             continue
         judge_line = _falls if claim.falls_over else _is_constant
         found = [judge_line(line) for line in lines]
         verdicts += found
         words = "falls with" if claim.falls_over else "does not depend on"
-        told.append(f"{words} {_LETTERS[axis]} on {found.count('agrees')} of {len(lines)} lines")
+        told.append(f"{words} {LETTERS[axis]} on {found.count('agrees')} of {len(lines)} lines")
     return Finding("; ".join(told), weakest(verdicts))
 
 
@@ -232,5 +224,5 @@ def _beside(claim: Claim, wanted: Sequence[str], table: pd.DataFrame) -> Finding
 
 
 def _place(row: pd.Series) -> str:
-    named = ((letter, row[column]) for column, letter in _LETTERS.items())
+    named = ((letter, row[column]) for column, letter in LETTERS.items())
     return ", ".join(f"{letter} = {int(value)}" for letter, value in named if pd.notna(value))

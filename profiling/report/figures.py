@@ -25,29 +25,17 @@ from matplotlib.ticker import NullLocator
 from lit_probattn.analysis.drawing import CHEAPER, ratio_axis, ratio_bar, ratio_colours, tiles
 from lit_probattn.records.figures import ReportFigure, colour_of, palette_of, shades
 from profiling.report.claims import ratios_of
-from profiling.report.names import SCOPES, variant_name
-from profiling.report.ratios import found_by
+from profiling.report.names import AXES, LETTERS, SCOPES, variant_name
+from profiling.report.ratios import METRICS, found_by
 from profiling.sweep.config import Claim, SweepConfig
 
 matplotlib.use("Agg")
 
-_AXES = {
-    "embed_dim": "model width D (embedding dimension)",
-    "seq_len": "sequence length N (tokens)",
-    "grid_heads": "heads of the baseline",
-}
-_LETTERS = {"embed_dim": "D", "seq_len": "N", "grid_heads": "heads"}
-# Labels of the drawn metrics.
-_DRAWN = {
-    "macs": "multiply-adds",
-    "num_parameters": "parameters",
-    "num_parameters_non_embedding": "parameters without embeddings",
-    "memory_bytes": "total peak memory",
-    "peak_memory_bytes": "peak memory above resident",
-    "time_median_s": "time",
-    "graph_median_s": "time by CUDA graph",
-    "energy_j": "energy",
-}
+# Drawn metrics, in the order of the panels.
+_DRAWN = (
+    *("macs", "num_parameters", "num_parameters_non_embedding", "memory_bytes"),
+    *("peak_memory_bytes", "time_median_s", "graph_median_s", "energy_j"),
+)
 _TIME = "time_median_s"
 _MODES = {"eval": "forward pass", "train": "training step"}
 _MOST_NAMED = 2  # variants in a claim
@@ -71,7 +59,7 @@ class Quantity:
     @property
     def words(self) -> str:
         """Label of the quantity."""
-        words = [f"{_DRAWN[self.metric]} of the {SCOPES[self.scope]}"]
+        words = [f"{METRICS[self.metric][0]} of the {SCOPES[self.scope]}"]
         words += [] if self.is_size else [_MODES[self.mode]]
         return ", ".join(words)
 
@@ -98,7 +86,7 @@ def figures_of(
         ratios_drawn: draw the paper's figure; False if another figure replaces it.
     """
     names = plain_names(frame)
-    varying = [c for c in _AXES if frame[c].nunique() > 1]
+    varying = [c for c in AXES if frame[c].nunique() > 1]
     found: dict[str, ReportFigure] = {}
     if ratios_drawn and varying:
         parts = _quantities(config, ratios, varying)
@@ -130,9 +118,7 @@ def _quantities(
         scope = "model" if "model" in scopes else next(iter(scopes), "model")
         wanted = [(metric, scope, None) for metric in _DRAWN]
     found: dict[Quantity, pd.DataFrame] = {}
-    for metric, scope, only in sorted(
-        dict.fromkeys(wanted), key=lambda one: list(_DRAWN).index(one[0])
-    ):
+    for metric, scope, only in sorted(dict.fromkeys(wanted), key=lambda one: _DRAWN.index(one[0])):
         table = known[(known["metric"] == metric) & (known["scope"] == scope)]
         for mode in [only] if only else sorted(table["mode"].unique()):
             part = table[table["mode"] == mode]
@@ -201,7 +187,7 @@ def claim_of(quantity: Quantity, part: pd.DataFrame, names: Mapping[str, str]) -
     ranges = part.groupby("variant", sort=False)["ratio_measured"].agg(["min", "max"])
     base = " or ".join(dict.fromkeys(names[b] for b in part["baseline"]))
     where = [SCOPES[quantity.scope], *([] if quantity.is_size else [_MODES[quantity.mode]])]
-    what = f"the {_DRAWN[quantity.metric]} of {base} ({', '.join(where)})"
+    what = f"the {METRICS[quantity.metric][0]} of {base} ({', '.join(where)})"
     told = [f"{names[str(v)]}: {_range(low, high)}" for v, low, high in ranges.itertuples()]
     if len(told) <= _MOST_NAMED:
         return f"{'; '.join(told)} of {what}"
@@ -261,7 +247,7 @@ def heat_map(
     seaborn.heatmap(grid, ax=axis, annot=True, cbar=False, **style, **ratio_colours())
     axis.invert_yaxis()
     axis.tick_params(rotation=0)
-    axis.set(xlabel=_AXES["seq_len"], ylabel="model width D")
+    axis.set(xlabel=AXES["seq_len"], ylabel="model width D")
     axis.set_title(f"{names[str(part['variant'].iloc[0])]}\n{quantity.words}")
     return axis.collections[0]
 
@@ -273,7 +259,7 @@ def ratio_lines(
 
     Dots of different sizes keep overlapping lines visible.
     """
-    varying = [c for c in _AXES if part[c].nunique() > 1]
+    varying = [c for c in AXES if part[c].nunique() > 1]
     x = _axis(quantity, varying) or "seq_len"
     variants = list(dict.fromkeys(part["variant"]))
     palette = palette_of(names[variant] for variant in variants)
@@ -297,7 +283,7 @@ def ratio_lines(
     axis.xaxis.set_minor_locator(NullLocator())
     found = part[["ratio_measured", "ratio_analytic", "ratio_predicted"]].to_numpy().ravel()
     ratio_axis(axis, found)
-    axis.set(xlabel=_AXES[x], ylabel=f"ratio ({CHEAPER})")
+    axis.set(xlabel=AXES[x], ylabel=f"ratio ({CHEAPER})")
     ways = [f"dots {found_by(quantity.metric, 'measured')}"]
     for source in ("analytic", "predicted"):
         if part[f"ratio_{source}"].notna().any():
@@ -393,7 +379,7 @@ def _draw_together(both: pd.DataFrame, names: Mapping[str, str]) -> Figure:
         axis.set_ylim(-len(variants) + 0.4, 0.6)
         axis.set_xlabel(f"ratio to the baseline ({CHEAPER})")
         told = [_MODES[str(place[0])]]
-        letters = {**_LETTERS, "batch_size": "batch"}
+        letters = {**LETTERS, "batch_size": "batch"}
         told += [f"{letters[c]} = {v}" for c, v in zip(columns[1:], place[1:], strict=True)]
         axis.set_title(", ".join(told))
     axes[0].set_xlim(left=0.0)  # shared, so after all panels

@@ -8,6 +8,13 @@ from typing import Any
 
 from lit_probattn.records.tables import counted
 
+# Axes of the grid of a sweep, their labels in figures, and their letters.
+AXES = {
+    "embed_dim": "model width D (embedding dimension)",
+    "seq_len": "sequence length N (tokens)",
+    "grid_heads": "heads of the baseline",
+}
+LETTERS = {"embed_dim": "D", "seq_len": "N", "grid_heads": "heads"}
 # Scopes of costs as in reports.
 SCOPES = {"attention": "attention layer", "layers": "block", "model": "model"}
 

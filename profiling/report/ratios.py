@@ -25,16 +25,19 @@ METRICS: dict[str, tuple[str, float, str]] = {
     "energy_j": ("energy", 1.0, "J"),
 }
 
-# Metrics that are counted on any device, without running the model.
-_COUNTED = frozenset(
-    {"macs", "fvcore_operations", "num_parameters", "num_parameters_non_embedding"}
+# Metrics that are counted, without running the model; the others depend on the device.
+COUNTED = frozenset(
+    {
+        *("macs", "fvcore_operations", "paper_operations", "paper_operations_printed"),
+        *("num_parameters", "num_parameters_non_embedding"),
+    }
 )
 
 
 def found_by(metric: str, source: str) -> str:
     """Return the origin of a value: counted, measured, closed form or predicted."""
     if source == "measured":
-        return "counted" if metric in _COUNTED else "measured"
+        return "counted" if metric in COUNTED else "measured"
     return {"analytic": "closed form", "predicted": "predicted"}[source]
 
 

@@ -30,17 +30,11 @@ from lit_probattn.records.tables import markdown_lines
 from profiling.measure.rows import to_frame
 from profiling.report.claims import judge, ratios_of, values_of
 from profiling.report.figures import plain_names
+from profiling.report.names import AXES, LETTERS
 from profiling.report.page import load_results, made_of, require_one_version
 from profiling.report.ratios import METRICS
 from profiling.sweep.config import Claim, SweepConfig, load_sweep
 from profiling.sweep.run import describe_plan, run_sweep
-
-_AXES = {
-    "embed_dim": "model width D (embedding dimension)",
-    "seq_len": "sequence length N (tokens)",
-    "grid_heads": "heads of the baseline",
-}
-_LETTERS = {"embed_dim": "D", "seq_len": "N", "grid_heads": "heads"}
 
 
 @dataclass(frozen=True)
@@ -101,7 +95,7 @@ class Panel:
         else:
             axis.set_ylim(bottom=0)
         y = "ratio to the baseline (below 1 = cheaper)" if self.ratio else unit[2]
-        label(axis, _AXES[self.x], y, self.title, legend=8 if len(table) else 0)
+        label(axis, AXES[self.x], y, self.title, legend=8 if len(table) else 0)
 
     def _lines(
         self, table: pd.DataFrame, names: Mapping[str, str]
@@ -109,7 +103,7 @@ class Panel:
         keys = ["variant", *([self.lines] if self.lines else [])]
         found = []
         for (variant, *values), part in table.groupby(keys, sort=False):
-            place = f"{_LETTERS[self.lines]} = {values[0]}" if self.lines else ""
+            place = f"{LETTERS[self.lines]} = {values[0]}" if self.lines else ""
             label = names[str(variant)]
             name = f"{label}, {place}" if place and table["variant"].nunique() > 1 else place
             found.append((name or label, part))
