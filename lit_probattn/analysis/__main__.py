@@ -46,8 +46,8 @@ def overview() -> str:
 def run_study(entry: Entry, arguments: list[str]) -> int:
     """Parse the flags of a study and run it."""
     # Not imported for the list of studies.
-    from lit_probattn.analysis.results import shown_command
     from lit_probattn.base.allowed_code import add_flag
+    from lit_probattn.base.provenance import shown_command
     from lit_probattn.cli.errors import explain
 
     study = entry.load()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -89,13 +88,6 @@ class Results:
         replace_text(self.path("md"), whole + "\n")
         end_output(self.path("md"))
         print(f"{body}\n\nresults: {self.path('md')}")
-
-
-def shown_command(words: Iterable[str]) -> str:
-    """Return a command as typed in a shell, with absolute paths reduced to their last part."""
-    parts = [word.rpartition("=") for word in words]  # also LABEL=/absolute/path
-    cut = [(*p[:2], Path(p[2]).name if Path(p[2]).is_absolute() else p[2]) for p in parts]
-    return shlex.join("".join(p) for p in cut)
 
 
 def span(values: Iterable[float], form: str = ".3g") -> str:

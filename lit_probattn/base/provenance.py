@@ -113,6 +113,13 @@ def _as_typed(word: str) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name
 
 
+def shown_command(words: Iterable[str]) -> str:
+    """Return a command as typed in a shell, with absolute paths reduced to their last part."""
+    parts = [word.rpartition("=") for word in words]  # also LABEL=/absolute/path
+    cut = [(*p[:2], Path(p[2]).name if Path(p[2]).is_absolute() else p[2]) for p in parts]
+    return shlex.join("".join(p) for p in cut)
+
+
 def facts(command: str, device: str) -> dict[str, str]:
     """Return the provenance columns of a row: device, versions, git_revision, command."""
     made = {"device": device_name(device), "versions": versions(), "git_revision": git_revision()}

@@ -23,9 +23,10 @@ import torch
 from lit_probattn.base.config_files import file_named, output_folder
 from lit_probattn.base.errors import ConfigError, DataError
 from lit_probattn.base.progress import duration
+from lit_probattn.base.provenance import shown_command
 from lit_probattn.cli.app import check_arguments
 from lit_probattn.cli.shards import shard_of
-from lit_probattn.compare.flags import Place, parse_settings, place_of, portable, without_executor
+from lit_probattn.compare.flags import Place, parse_settings, place_of, without_executor
 from lit_probattn.compare.model import (
     counts,
     missing_data,
@@ -145,7 +146,7 @@ def run(
         raise ConfigError(f"--start_seed: no run of {table.name} starts from another run")
     index, count = shard_of(options)
     mine = share_of(runs, index, count)
-    command = shlex.join([*f"python -m {module}".split(), *portable(arguments)])
+    command = f"python -m {module} {shown_command(arguments)}"
     out = options.out or options.runs / "reproduce" / "reports" / table.name
     refuse_foreign_files(out, *TABLES)
     refuse_file(options.runs, "--runs")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -182,11 +181,6 @@ def flags(settings: Mapping[str, Any]) -> list[str]:
     for key, value in settings.items():
         words += [f"--{key}", str(value) if isinstance(value, str | Path) else json.dumps(value)]
     return words
-
-
-def portable(arguments: Sequence[str]) -> list[str]:
-    """Return arguments with absolute paths replaced by their last component."""
-    return [Path(a).name if os.path.isabs(a) else a for a in arguments]
 
 
 def parse_settings(texts: Sequence[str], flag: str = "--set") -> dict[str, Any]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shlex
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lit_probattn.base.errors import ChildError
-from lit_probattn.compare.flags import portable
+from lit_probattn.base.provenance import shown_command
 from lit_probattn.compare.results import checked
 from lit_probattn.compare.runs import Run
 from lit_probattn.experiments.runner import Command, Job, Outcome, Runner, Work
@@ -172,7 +171,7 @@ def run_result(
         "num_starts": len(starts),
         "report": dict(report),
         "run_folder": str(version),
-        "command": shlex.join(["python", "-m", "lit_probattn", *portable(run.fit_arguments())]),
+        "command": f"python -m lit_probattn {shown_command(run.fit_arguments())}",
         **{key: last.get(key) for key in ("python", "packages", "git", "hardware", "backends")},
     }
 

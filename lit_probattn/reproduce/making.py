@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.provenance import shown_command
 from lit_probattn.compare.command import protocol_of, run
-from lit_probattn.compare.flags import place_of, portable
+from lit_probattn.compare.flags import place_of
 from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.report import TABLES, Report
 from lit_probattn.compare.tables import read_table
@@ -86,7 +86,7 @@ def _measure(
     _refuse(
         options, given, "dry_run", "report", "runs", "out", *(["accelerator"] if is_table else [])
     )
-    command = shlex.join([*f"python -m {MODULE}".split(), *portable(arguments)])
+    command = f"python -m {MODULE} {shown_command(arguments)}"
     figure = SweepFigure(options.table, part, options.runs, command)
     if is_table:
         place = (options.runs, options.accelerator)

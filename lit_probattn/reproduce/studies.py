@@ -24,10 +24,10 @@ from typing import Any, Literal
 import pandas as pd
 
 from lit_probattn.analysis.registry import STUDIES
-from lit_probattn.analysis.results import shown_command
 from lit_probattn.base.arguments import Parser
 from lit_probattn.base.errors import ChildError, ConfigError, nearest
 from lit_probattn.base.files import digest
+from lit_probattn.base.provenance import shown_command
 from lit_probattn.compare.runs import Run
 from lit_probattn.experiments.runner import Command, Job, Runner, Work
 

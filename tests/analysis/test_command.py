@@ -18,9 +18,9 @@ from PIL import Image
 from lit_probattn.analysis.__main__ import main
 from lit_probattn.analysis.recording import record
 from lit_probattn.analysis.registry import STUDIES
-from lit_probattn.analysis.results import shown_command
 from lit_probattn.analysis.studies import curves
 from lit_probattn.base.arguments import DefaultsFormatter, at_least
+from lit_probattn.base.provenance import shown_command
 from lit_probattn.experiments.page import read
 from lit_probattn.records.figures import MAX_BYTES
 from lit_probattn.training.trained import open_trained

@@ -15,9 +15,9 @@ from urllib.parse import quote
 
 import pandas as pd
 
-from lit_probattn.analysis.results import shown_command
 from lit_probattn.analysis.study import Study
 from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.provenance import shown_command
 from lit_probattn.experiments.page import TEXT, Made, Page, as_csv, refuse_foreign_files
 from lit_probattn.records.markdown import code_span, escaped
 from lit_probattn.records.tables import markdown_lines

@@ -15,8 +15,8 @@ import pandas as pd
 
 from lit_probattn.analysis.approximation.compare import Compare
 from lit_probattn.analysis.approximation.methods import ESTIMATE
-from lit_probattn.analysis.results import shown_command
 from lit_probattn.base.files import digest
+from lit_probattn.base.provenance import shown_command
 from lit_probattn.compare.runs import Run
 from lit_probattn.experiments.page import as_csv
 from lit_probattn.experiments.runner import Job, Work

@@ -17,14 +17,13 @@ like `lit-probattn reproduce`.
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Sequence
 
 from lit_probattn.analysis.head_size import theory
 from lit_probattn.base.arguments import Parser
 from lit_probattn.base.errors import ConfigError, DataError, reports
-from lit_probattn.compare.flags import portable
+from lit_probattn.base.provenance import shown_command
 from lit_probattn.convert import wider_heads
 from lit_probattn.reproduce.head_size import experiment
 from lit_probattn.training.checkpoints import CheckpointError
@@ -52,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     options = make_parser().parse_args(arguments)
     options.arguments = arguments
-    options.command = f"{PROGRAM} {shlex.join(portable(arguments))}"
+    options.command = f"{PROGRAM} {shown_command(arguments)}"
     return PARTS[options.part][0].run(options) or 0
 
 
