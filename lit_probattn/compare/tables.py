@@ -345,3 +345,10 @@ def read_published(folder: Path = FOLDER) -> list[dict[str, str]]:
     """Rows of published.csv: table, task, method, heads, metric, split, value."""
     with find(folder / "published.csv").open(encoding="utf-8") as file:
         return list(csv.DictReader(file))
+
+
+def printed_numbers(table: str, folder: Path = FOLDER) -> dict[tuple[str, ...], str]:
+    """Return the printed numbers of a table by task, method, heads, metric and split."""
+    keys = ("task", "method", "heads", "metric", "split")
+    rows = [row for row in read_published(folder) if row["table"] == table]
+    return {tuple(row[key] for key in keys): row["value"] for row in rows}

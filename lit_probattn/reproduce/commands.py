@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -28,13 +29,11 @@ def missing_parts(table: Table) -> list[str]:
 
 def list_lines(place: Place, folder: Path = FOLDER) -> list[str]:
     """Return one line per table: kind, printed numbers, state."""
-    numbers: dict[str, int] = {}
-    for row in read_published(folder):
-        numbers[row["table"]] = numbers.get(row["table"], 0) + 1
+    numbers = Counter(row["table"] for row in read_published(folder))
     lines = []
     for name, part in kinds(folder).items():
         state = _state(name, part, place, folder)
-        head = f"{name:20} {part['kind']:13} {numbers.get(name, 0):3} numbers"
+        head = f"{name:20} {part['kind']:13} {numbers[name]:3} numbers"
         lines.append(f"{head}  {part['title']}: {state}")
     return lines
 

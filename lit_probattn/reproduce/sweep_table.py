@@ -19,7 +19,7 @@ from matplotlib.lines import Line2D
 
 from lit_probattn.analysis.drawing import CHEAPER, label, tiles
 from lit_probattn.base.errors import ConfigError, nearest
-from lit_probattn.compare.tables import FOLDER, Row, read_published
+from lit_probattn.compare.tables import FOLDER, Row, printed_numbers
 from lit_probattn.experiments.expectations import (
     Estimate,
     Finding,
@@ -126,13 +126,11 @@ class SweepTable(SweepFigure):
         """
         names = {tuple(heads): variant for variant, heads in self.part["rows"].items()}
         found: dict[tuple[str, str], str] = {}
-        for row in read_published(self.folder_of_tables):
-            if row["table"] != self.name:
-                continue
-            key = (row["method"], row["heads"])
-            if key not in names or row["metric"] not in self.part["numbers"]:
-                raise ConfigError(f"{self.name}: missing {', '.join(key)}, {row['metric']}")
-            found[names[key], row["metric"]] = row["value"]
+        for key, text in printed_numbers(self.name, self.folder_of_tables).items():
+            _, method, heads, number, _ = key
+            if (method, heads) not in names or number not in self.part["numbers"]:
+                raise ConfigError(f"{self.name}: missing {method}, {heads}, {number}")
+            found[names[method, heads], number] = text
         for variant in self.part["rows"]:
             if variant not in self.config.variants:
                 hint = nearest(variant, self.config.variants)

@@ -8,8 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from lit_probattn.base.errors import ConfigError, nearest
-from lit_probattn.compare.tables import FOLDER, Row, Table, read_published, read_table, read_tasks
-from lit_probattn.experiments.expectations import digits_of
+from lit_probattn.compare.tables import (
+    FOLDER,
+    Row,
+    Table,
+    printed_numbers,
+    read_table,
+    read_tasks,
+)
 
 _REQUIRED = ("title", "kind", "study", "task", "seeds", "published_runs", "values", "rows")
 _OPTIONAL = ("flags", "shortened", "baseline", "neutral", "notes", "computed")
@@ -36,7 +42,7 @@ def models_of(name: str, part: Mapping[str, Any], folder: Path = FOLDER) -> Tabl
         hint = nearest(part["task"], tasks)
         raise ConfigError(f"{name}: unknown task {part['task']!r}{hint}")
     task = tasks[part["task"]]
-    printed = PrintedNumbers(name, task.name, folder)
+    printed = printed_numbers(name, folder)
     rows = {
         key: _row(f"{name}: row {key}", key, entry, task.name, part["values"], printed, folder)
         for key, entry in part["rows"].items()
@@ -53,25 +59,6 @@ def models_of(name: str, part: Mapping[str, Any], folder: Path = FOLDER) -> Tabl
         tasks={task.name: task},
         rows=rows,
     )
-
-
-class PrintedNumbers:
-    """The printed numbers of a table, by method, heads, metric and split."""
-
-    def __init__(self, name: str, task: str, folder: Path) -> None:
-        keys = ("method", "heads", "metric", "split")
-        rows = [r for r in read_published(folder) if (r["table"], r["task"]) == (name, task)]
-        self.texts = {tuple(row[key] for key in keys): row["value"] for row in rows}
-
-    def of(self, method: str, heads: str, metric: str, split: str) -> float | None:
-        """Return the printed number of a row, or None."""
-        text = self.texts.get((method, heads, metric, split))
-        return None if text is None else float(text)
-
-    def digits(self, metric: str, split: str) -> int:
-        """Return the largest number of decimals with which the number is printed."""
-        texts = [t for key, t in self.texts.items() if key[2:] == (metric, split)]
-        return max(map(digits_of, texts), default=2)
 
 
 def check(
@@ -92,7 +79,7 @@ def _row(
     entry: Mapping[str, Any],
     task: str,
     numbers: Mapping[str, Any],
-    printed: PrintedNumbers,
+    printed: Mapping[tuple[str, ...], str],
     folder: Path,
 ) -> Row:
     if "runs" not in entry and "attention" not in entry:
@@ -100,8 +87,8 @@ def _row(
     own = ("where",) if "runs" in entry else ("set", "overrides", "where")
     check(where, entry, ("printed", "runs" if "runs" in entry else "attention"), own)
     method, heads = entry["printed"]
-    values = {key: printed.of(method, heads, *entry["printed"]) for key, entry in numbers.items()}
-    found = {key: value for key, value in values.items() if value is not None}
+    places = {key: (task, method, heads, *entry["printed"]) for key, entry in numbers.items()}
+    found = {key: float(printed[place]) for key, place in places.items() if place in printed}
     if not found:
         raise ConfigError(f"{where}: published.csv: missing {method}, {heads}")
     published = {task: found}

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from lit_probattn.base.errors import ConfigError, nearest
-from lit_probattn.compare.tables import FOLDER, Metric, Table, read_published
-from lit_probattn.experiments.expectations import Bound
+from lit_probattn.compare.tables import FOLDER, Metric, Table, printed_numbers
+from lit_probattn.experiments.expectations import Bound, digits_of
 from lit_probattn.reproduce.analyses.computed import Computed
-from lit_probattn.reproduce.analyses.models import PrintedNumbers, models_of
+from lit_probattn.reproduce.analyses.models import models_of
 from lit_probattn.reproduce.studies import RunStudy, Value
 
 
@@ -82,7 +82,7 @@ class Analysis:
         """
         table = models_of(name, part, folder)
         numbers = {key: _number(name, key, entry) for key, entry in part["values"].items()}
-        printed = PrintedNumbers(name, part["task"], folder)
+        texts, task = printed_numbers(name, folder), part["task"]
         flags = part.get("flags", {})
         less = {k: v for k, v in {**flags, **part.get("shortened", {})}.items() if v is not None}
         try:
@@ -96,20 +96,26 @@ class Analysis:
             numbers,
             part.get("neutral"),
             tuple(part.get("notes", ())),
-            {key: printed.digits(*entry["printed"]) for key, entry in part["values"].items()},
-            [_computed(name, entry, folder) for entry in part.get("computed", ())],
+            {key: _digits(texts, task, one["printed"]) for key, one in part["values"].items()},
+            [_computed(name, entry, texts) for entry in part.get("computed", ())],
             folder,
             {key: entry["where"] for key, entry in part["rows"].items() if "where" in entry},
         )
 
 
-def _computed(name: str, entry: Mapping[str, Any], folder: Path) -> tuple[Computed, str]:
+def _digits(texts: Mapping[tuple[str, ...], str], task: str, printed: Sequence[str]) -> int:
+    """Return the largest number of decimals of a metric and split."""
+    found = [text for key, text in texts.items() if (key[0], *key[3:]) == (task, *printed)]
+    return max(map(digits_of, found), default=2)
+
+
+def _computed(
+    name: str, entry: Mapping[str, Any], texts: Mapping[tuple[str, ...], str]
+) -> tuple[Computed, str]:
     found = Computed.read(name, entry)
-    keys = ("task", "method", "heads", "metric", "split")
-    for row in read_published(folder):
-        if row["table"] == name and tuple(row[key] for key in keys) == found.printed:
-            return found, row["value"]
-    raise ConfigError(f"{name}: published.csv: missing {', '.join(found.printed)}")
+    if found.printed not in texts:
+        raise ConfigError(f"{name}: published.csv: missing {', '.join(found.printed)}")
+    return found, texts[found.printed]
 
 
 def _number(table: str, name: str, entry: Mapping[str, Any]) -> Number:
