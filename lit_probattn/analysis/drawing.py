@@ -9,7 +9,7 @@ the baseline, so that noise does not look like an effect.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -68,13 +68,6 @@ def score_limits(values: Iterable[float], deviation: float | None) -> tuple[floa
     least = _DEVIATIONS * deviation if known and deviation else _SHARE * abs(middle)
     half = max(0.55 * (high - low), least / 2) or 1.0
     return middle - half, middle + half
-
-
-def set_score_limits(
-    axis: Axes, which: Literal["x", "y"], values: Iterable[float], deviation: float | None
-) -> None:
-    """Set the limits of one axis to `score_limits`."""
-    axis.set(**{f"{which}lim": score_limits(values, deviation)})
 
 
 def tiles(

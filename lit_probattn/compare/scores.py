@@ -11,8 +11,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lit_probattn.analysis.drawing import score_limits, set_score_limits
-from lit_probattn.records.figures import PUBLISHED, ReportFigure, palette_of, panels, readable
+from lit_probattn.analysis.drawing import score_limits, tiles
+from lit_probattn.records.figures import PUBLISHED, ReportFigure, palette_of, readable
 
 _MOST_PANELS = 4  # in one row
 _MOST_NAMED = 2  # rows in a claim
@@ -110,11 +110,7 @@ def draw(
     tallest = max(len(part) for _, part in found)
     height = 1.9 + 0.36 * tallest
     columns = len(found) if len(found) <= _MOST_PANELS else _MOST_PANELS - 1
-    grid = panels(-(-len(found) // columns), columns, 4.2 + 2.0 / columns, height)
-    figure, axes = grid[0], [axis for row in grid[1] for axis in row]
-    for axis in axes[len(found) :]:
-        axis.remove()
-    axes = axes[: len(found)]
+    figure, axes = tiles(len(found), columns, 4.2 + 2.0 / columns, height)
     methods = [list(part["method"]) for _, part in found]
     colours = palette_of(summary["method"])
     for axis, ((task, metric), part) in zip(axes, found, strict=True):
@@ -137,7 +133,7 @@ def draw(
                 edgecolors=PUBLISHED,
             )
             shown = [*shown, *known["published"]]
-        set_score_limits(axis, "x", shown, least_spread)
+        axis.set_xlim(score_limits(shown, least_spread))
         labels = [textwrap.fill(method, _LABEL_WIDTH) for method in part["method"]]
         axis.set_yticks(list(places.values()), labels)
         axis.set_ylim(-len(places) + 0.4, 0.6)

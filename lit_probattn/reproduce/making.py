@@ -68,7 +68,8 @@ def _draw(options: argparse.Namespace, arguments: Sequence[str], part: Part, giv
     read = entry_of(options.table, part).table
     table = read(options.table, part, options.tables, place, options.shortened)
     more = {"is_short": options.shortened} if issubclass(figure, RunFigure) else {}
-    made = figure.for_part(part, options.shortened and figure.has_reduced_runs, **more)
+    reduced = options.shortened and figure.has_reduced_runs
+    made = partial(figure, part=part, reduced=reduced, **more)
     return run(table, options, arguments, module=MODULE, protocol=protocol, report=made)
 
 

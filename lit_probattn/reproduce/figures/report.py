@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,8 +13,6 @@ from matplotlib.figure import Figure
 
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.compare.report import Report
-from lit_probattn.compare.runs import Run
-from lit_probattn.compare.tables import Table
 from lit_probattn.experiments.expectations import Finding
 from lit_probattn.experiments.page import as_csv, findings_table, first_of, how_many_agree
 from lit_probattn.records.figures import ReportFigure
@@ -69,16 +67,6 @@ class FigureReport(Report):
     def judges(self) -> Mapping[str, Judge]:
         """Return the function that judges each sentence, by key."""
         raise NotImplementedError(f"{type(self).__name__} must implement judges")
-
-    @classmethod
-    def for_part(
-        cls, part: Mapping[str, Any], reduced: bool, **more: Any
-    ) -> Callable[[Table, Sequence[Run], str], Report]:
-        """Return a function that builds the report from table, runs and command.
-
-        `more` are further arguments of a subclass.
-        """
-        return partial(cls, part=part, reduced=reduced, **more)
 
     @cached_property
     def judged(self) -> list[Finding]:

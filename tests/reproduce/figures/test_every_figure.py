@@ -52,7 +52,7 @@ def test_every_figure_has_something_to_measure_and_to_judge(name):
     table = entry_of(name, part).table(name, part, FOLDER, Place(), False)
     assert table.pairs()
     assert table.baseline in table.rows
-    report = made.for_part(part, False)(table, [], "command")
+    report = made(table, [], "command", part)
     assert part["says"]
     if not issubclass(made, RunFigure):
         return
