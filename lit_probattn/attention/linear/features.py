@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lit_probattn.attention.cache import LinearState
-from lit_probattn.attention.draws import is_traced
+from lit_probattn.attention.draws import traceable
 from lit_probattn.base.arguments import check_argument
 from lit_probattn.base.graphs import is_transformed, written
 from lit_probattn.base.torch_internals import outside_graphs
@@ -188,23 +188,14 @@ def feature_normals(key: RandomKey, num_features: int, head_dim: int) -> Tensor:
     return radius * torch.cos(x1.to(torch.float64) * (2.0**-32 * 2.0 * math.pi))
 
 
+@traceable(
+    "random_features",
+    "SymInt num_features, SymInt head_dim",
+    lambda num_features, head_dim: torch.empty(num_features, head_dim, dtype=torch.float64),
+)
 def drawn_projection(key: RandomKey, num_features: int, head_dim: int) -> Tensor:
     """Return random features, (F, E) float64 on the CPU, as one operator in a graph."""
-    if is_traced(key):
-        assert isinstance(key.seed, Tensor)
-        drawn: Tensor = _draw_operator(key.seed, key.step, key.layer, num_features, head_dim)
-        return drawn
     return orthogonal_projection(feature_normals(key, num_features, head_dim))
-
-
-@torch.library.custom_op("lit_probattn::random_features", mutates_args=())
-def _draw_operator(seed: Tensor, step: int, layer: int, num_features: int, head_dim: int) -> Tensor:
-    return drawn_projection(RandomKey(int(seed), step, layer=layer), num_features, head_dim)
-
-
-@_draw_operator.register_fake
-def _(seed: Tensor, step: int, layer: int, num_features: int, head_dim: int) -> Tensor:
-    return torch.empty(num_features, head_dim, dtype=torch.float64)
 
 
 def _favor_exponents(x: Tensor, projection: Tensor) -> Tensor:
