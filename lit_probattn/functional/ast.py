@@ -6,15 +6,13 @@ import torch
 from torch import Tensor
 
 from lit_probattn.attention.ast import AST, check_alpha
-from lit_probattn.attention.backends import Backend, attend
+from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.numerics import compute_dtype
 from lit_probattn.attention.packing import Packing
-from lit_probattn.functional.call import Common, by_head, layout_of, make_call
-from lit_probattn.functional.documents import takes_documents
+from lit_probattn.functional.call import attend_heads, by_head, layout_of
 from lit_probattn.randomness import RandomKey
 
 
-@takes_documents()
 def ast_attention(
     query: Tensor,
     key: Tensor,
@@ -53,6 +51,6 @@ def ast_attention(
         alpha = by_head("alpha", alpha, layout.out).flatten().to(query.device)
     else:
         alpha = torch.tensor([check_alpha(alpha)], dtype=compute_dtype(query), device=query.device)
-    common = Common(attn_mask, dropout_p, is_causal, scale, rng)
     variant = AST(alpha.expand(layout.out))
-    return attend(make_call(query, key, value, layout.out, common), variant, backend)
+    given = attn_mask, dropout_p, is_causal, scale, backend, rng, cu_seqlens, cu_seqlens_k
+    return attend_heads(query, key, value, layout.out, lambda _: variant, *given)

@@ -2,26 +2,89 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from lit_probattn.attention.backends import Backend, attend
 from lit_probattn.attention.call import HeadCall, HeadLayout, with_dropout
-from lit_probattn.attention.masks import make_masks
+from lit_probattn.attention.engines.documents import attend_to_documents
+from lit_probattn.attention.masks import Masks, make_masks
+from lit_probattn.attention.packing import Packing, packing_of, refuse_beside_documents
+from lit_probattn.attention.variant import Variant
 from lit_probattn.base.graphs import reject_nested
 from lit_probattn.randomness import RandomKey
 
 
-@dataclass(frozen=True)
-class Common:
-    """Common arguments of all functions except heads; see `lit_probattn.functional`."""
+def attend_heads(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    num_heads: int,
+    variant_of: Callable[[HeadCall], Variant],
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    backend: Backend,
+    rng: RandomKey | None,
+    cu_seqlens: Tensor | Packing | None,
+    cu_seqlens_k: Tensor | None,
+    *,
+    has_scores: bool = True,
+) -> Tensor:
+    """Return attention of heads, (B, H, N, E_v); see `lit_probattn.functional`.
 
-    attn_mask: Tensor | None = None
-    dropout_p: float = 0.0
-    is_causal: bool = False
-    scale: float | None = None
-    rng: RandomKey | None = None
+    Args:
+        num_heads: H.
+        variant_of: returns the variant of a call; a packed call is one for each group of documents.
+        has_scores: whether the variant has scores before a softmax.
+
+    Raises:
+        ValueError: the probability is outside [0, 1), the mask or the bounds of documents do not
+            match, or there are both.
+    """
+    if not 0.0 <= dropout_p < 1.0:
+        raise ValueError(f"dropout_p must be in [0, 1), received {dropout_p}")
+    packing = packing_of(cu_seqlens, cu_seqlens_k)
+    if packing is not None:
+        refuse_beside_documents(attn_mask=attn_mask)
+        packing.check(query.shape[0], query.shape[2], value.shape[2])
+    num_queries, num_keys = query.shape[2], value.shape[2]
+    pairs, bias = split_mask(attn_mask)
+    keys: Tensor | None = None
+    if pairs is not None and bias is None and pairs.shape[1:] == (1, 1, num_keys):
+        keys, pairs = pairs[:, 0, 0].expand(query.shape[0], -1), None
+    masks = make_masks(
+        *(query.shape[0], num_heads, num_queries, num_keys),
+        key_mask=keys,
+        attn_mask=pairs,
+        is_causal=is_causal,
+        bias=None if bias is None else bias.to(query.dtype),
+    )
+
+    def compute(call: HeadCall) -> Tensor:
+        call = replace(call, masks=_aligned_first(call.masks, query.device))
+        call = with_dropout(call, dropout_p)
+        return attend(call, variant_of(call), backend)
+
+    key, value = key.to(query.dtype), value.to(query.dtype)  # which differ only under autocast
+    call = HeadCall(query, key, value, masks, scale=scale, rng=rng, packing=packing)
+    if packing is None:
+        return compute(call)
+    return attend_to_documents(compute, call, num_heads, pads=True, has_scores=has_scores)
+
+
+def _aligned_first(masks: Masks, device: torch.device) -> Masks:
+    """Align a causal mask at the first query and key, as torch does; masks align at the last."""
+    sizes = masks.num_queries, masks.num_keys
+    if not masks.is_causal or sizes[0] == sizes[1]:
+        return masks
+    causal = torch.ones(1, 1, *sizes, dtype=torch.bool, device=device).tril()
+    pairs = causal if masks.attn_mask is None else masks.attn_mask & causal
+    return replace(masks, attn_mask=pairs, is_causal=False)
 
 
 def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
@@ -110,54 +173,54 @@ def check_heads(query: Tensor, key: Tensor, value: Tensor, keys_per_head: int = 
         )
 
 
-def make_call(
-    query: Tensor, key: Tensor, value: Tensor, num_heads: int, common: Common
-) -> HeadCall:
-    """Return the call for an output with `num_heads` heads.
+def mixture_of(
+    query: Tensor,
+    key: Tensor | Sequence[Tensor],
+    value: Tensor,
+    key_shift: Tensor | None,
+    enable_gqa: bool,
+) -> tuple[HeadLayout, Tensor, Tensor | None, int]:
+    """Return heads, keys, shifts (H_kv, K, E) and K of a call whose keys are mixtures.
+
+    Keys are (B, H_kv, K, L, E), K tensors (B, H_kv, L, E), or with shifts one key, (B, H_kv, L, E).
 
     Raises:
-        ValueError: the probability is outside [0, 1), or the mask does not match.
+        ValueError: the shapes do not match.
     """
-    if not 0.0 <= common.dropout_p < 1.0:
-        raise ValueError(f"dropout_p must be in [0, 1), received {common.dropout_p}")
-    num_queries, num_keys = query.shape[2], value.shape[2]
-    pairs, bias = split_mask(common.attn_mask)
-    keys: Tensor | None = None
-    if pairs is not None and bias is None and _hides_keys(pairs, num_keys):
-        keys, pairs = pairs[:, 0, 0].expand(query.shape[0], -1), None
-    is_causal = common.is_causal
-    if is_causal and num_queries != num_keys:
-        # torch aligns at the first query and key; this package's masks align at the last.
-        causal = torch.ones(num_queries, num_keys, dtype=torch.bool, device=query.device).tril()
-        pairs, is_causal = causal if pairs is None else pairs & causal, False
-    masks = make_masks(
-        *(query.shape[0], num_heads, num_queries, num_keys),
-        key_mask=keys,
-        attn_mask=pairs,
-        is_causal=is_causal,
-        bias=None if bias is None else bias.to(query.dtype),
-    )
-    key, value = key.to(query.dtype), value.to(query.dtype)  # which differ only under autocast
-    call = HeadCall(query, key, value, masks, scale=common.scale, rng=common.rng)
-    return with_dropout(call, common.dropout_p)
-
-
-def _hides_keys(pairs: Tensor, num_keys: int) -> bool:
-    return pairs.dim() == 4 and pairs.shape[1:] == (1, 1, num_keys)
-
-
-def components_of(key_shift: Tensor) -> int:
-    """Return K of shifts (K, E) or (H, K, E); `by_head` refuses other shapes.
-
-    Raises:
-        ValueError: the tensor has one dimension, or none.
-    """
-    if key_shift.dim() < 2:
+    if not isinstance(key, Tensor):
+        key = torch.stack(tuple(key), 2)
+    if key_shift is not None and key_shift.dim() < 2:
         raise ValueError(
             f"key_shift has shape {tuple(key_shift.shape)}, expected (components, size) or "
             "(heads, components, size)"
         )
-    return key_shift.shape[-2]
+    if key.dim() != (5 if key_shift is None else 4):
+        raise ValueError(
+            f"key has shape {tuple(key.shape)}, expected (B, heads, components, positions, size), "
+            "a sequence of keys, or key_shift with one key (B, heads, positions, size)"
+        )
+    count = key.shape[2] if key_shift is None else key_shift.shape[-2]
+    layout = layout_of(query, key, value, enable_gqa, count if key_shift is None else 1)
+    if key_shift is not None:
+        key_shift = by_head("key_shift", key_shift, layout.key, count, layout.head_dim)
+        key_shift = key_shift.expand(layout.key, -1, -1)
+    return layout, key, key_shift, count
+
+
+def by_component(
+    name: str, values: Tensor, num_heads: int, count: int, call: HeadCall, is_packed: bool
+) -> Tensor:
+    """Return values (K,), (H, K) or (H, K, L) as (H, K, 1 or L) for the keys of a call.
+
+    The call may be that of a group of packed documents, whose values begin anew in each document.
+
+    Raises:
+        ValueError: the tensor has another shape.
+    """
+    if values.dim() != 3:
+        return by_head(name, values, num_heads, count).expand(num_heads, -1)[..., None]
+    values = values[..., : call.num_keys] if is_packed else values
+    return by_head(name, values, num_heads, count, call.num_keys).expand(num_heads, -1, -1)
 
 
 def by_head(name: str, tensor: Tensor, num_heads: int, *rest: int) -> Tensor:

@@ -6,16 +6,15 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from lit_probattn.attention.backends import Backend, attend
-from lit_probattn.attention.call import key_or_fresh
+from lit_probattn.attention.backends import Backend
+from lit_probattn.attention.call import HeadCall, key_or_fresh
 from lit_probattn.attention.fish.functions import FiSH, ScoreNoise
 from lit_probattn.attention.fish.linear import LinearFiSH, LinearFiSHForm
 from lit_probattn.attention.fish.mixing import Mixer, MixingValues, NoiseKind
 from lit_probattn.attention.linear.features import FeatureMap
 from lit_probattn.attention.packing import Packing
 from lit_probattn.base.arguments import check_argument
-from lit_probattn.functional.call import Common, check_heads, make_call
-from lit_probattn.functional.documents import takes_documents
+from lit_probattn.functional.call import attend_heads, check_heads
 from lit_probattn.randomness import RandomKey
 
 
@@ -61,7 +60,6 @@ def _mixing(
     return MixingValues(mixer, weights, tuple(biases), noise_scale)
 
 
-@takes_documents()
 def fish_attention(
     query: Tensor,
     key: Tensor,
@@ -111,14 +109,17 @@ def fish_attention(
     if key.shape[1] != shared:
         raise ValueError(f"query has {shared} heads and key {key.shape[1]}: expected the same")
     mixing = _mixing(head_mix, head_bias, noise_scale, shared, heads)
-    common = Common(attn_mask, dropout_p, is_causal, scale, rng)
-    call, drawn = make_call(query, key, value, heads, common), None
-    if noise_scale is not None and noise != "none":
-        drawn = ScoreNoise(noise, key_or_fresh(rng), mixing.num_noise_maps(heads))
-    return attend(call, FiSH(mixing, heads, noise=drawn), backend)
+
+    def variant(call: HeadCall) -> FiSH:
+        drawn = None
+        if noise_scale is not None and noise != "none":
+            drawn = ScoreNoise(noise, key_or_fresh(call.rng), mixing.num_noise_maps(heads))
+        return FiSH(mixing, heads, noise=drawn)
+
+    given = attn_mask, dropout_p, is_causal, scale, backend, rng, cu_seqlens, cu_seqlens_k
+    return attend_heads(query, key, value, heads, variant, *given)
 
 
-@takes_documents(has_scores=False)
 def linear_fish_attention(
     query: Tensor,
     key: Tensor,
@@ -179,8 +180,12 @@ def linear_fish_attention(
     if norm_mix.shape != (heads, shared):
         raise ValueError(f"norm_mix has shape {tuple(norm_mix.shape)}, expected {(heads, shared)}")
     form = LinearFiSHForm(FeatureMap("elu", "none"), eps)
-    common = Common(attn_mask, dropout_p, is_causal, None, rng)
-    call, noise = make_call(query, key, value, heads, common), None
-    if noise_scale is not None:
-        noise = ScoreNoise("global", key_or_fresh(rng), shared)
-    return attend(call, LinearFiSH(form, mixing, last_bias, norm_mix, noise), backend)
+
+    def variant(call: HeadCall) -> LinearFiSH:
+        noise = None
+        if noise_scale is not None:
+            noise = ScoreNoise("global", key_or_fresh(call.rng), shared)
+        return LinearFiSH(form, mixing, last_bias, norm_mix, noise)
+
+    given = attn_mask, dropout_p, is_causal, None, backend, rng, cu_seqlens, cu_seqlens_k
+    return attend_heads(query, key, value, heads, variant, *given, has_scores=False)

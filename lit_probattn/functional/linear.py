@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.backends import Backend, attend
+from lit_probattn.attention.backends import Backend
+from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.linear.features import (
     FeatureMap,
     FeatureName,
@@ -18,8 +19,7 @@ from lit_probattn.attention.linear.features import (
 )
 from lit_probattn.attention.linear.functions import MLK, Linear, LinearForm
 from lit_probattn.attention.packing import Packing
-from lit_probattn.functional.call import Common, by_head, components_of, layout_of, make_call
-from lit_probattn.functional.documents import takes_documents
+from lit_probattn.functional.call import attend_heads, by_component, layout_of, mixture_of
 from lit_probattn.randomness import RandomKey
 
 
@@ -59,7 +59,6 @@ def _form(features: FeatureMap, projection: Tensor | None, size: int) -> LinearF
     return LinearForm(features)
 
 
-@takes_documents(has_scores=False)
 def linear_attention(
     query: Tensor,
     key: Tensor,
@@ -101,12 +100,11 @@ def linear_attention(
     """
     layout = layout_of(query, key, value, enable_gqa)
     form = _form(FeatureMap(feature_map, feature_norm, dpfp_nu), projection, layout.head_dim)
-    common = Common(attn_mask, dropout_p, is_causal, None, rng)
-    call = make_call(query, key, value, layout.out, common)
-    return attend(call, Linear(form, projection), backend)
+    variant = Linear(form, projection)
+    given = attn_mask, dropout_p, is_causal, None, backend, rng, cu_seqlens, cu_seqlens_k
+    return attend_heads(query, key, value, layout.out, lambda _: variant, *given, has_scores=False)
 
 
-@takes_documents("prior", has_scores=False)
 def mlk_attention(
     query: Tensor,
     key: Tensor | Sequence[Tensor],
@@ -148,26 +146,13 @@ def mlk_attention(
     Returns:
         (B, H, N, E_v).
     """
-    if not isinstance(key, Tensor):
-        key = torch.stack(tuple(key), 2)
-    if key.dim() != (5 if key_shift is None else 4):
-        raise ValueError(
-            f"key has shape {tuple(key.shape)}, expected (B, heads, components, positions, size), "
-            "a sequence of keys, or key_shift with one key (B, heads, positions, size)"
-        )
-    components = key.shape[2] if key_shift is None else components_of(key_shift)
-    keys = components if key_shift is None else 1
-    layout = layout_of(query, key, value, enable_gqa, keys)
-    kv, size = layout.key, layout.head_dim
-    if prior is None:
-        prior = query.new_full((components,), 1.0 / components)
-    if prior.dim() == 3:
-        shares = by_head("prior", prior, kv, components, value.shape[2]).expand(kv, -1, -1)
-    else:
-        shares = by_head("prior", prior, kv, components).expand(kv, -1)[..., None]
-    if key_shift is not None:
-        key_shift = by_head("key_shift", key_shift, kv, components, size).expand(kv, -1, -1)
-    form = _form(FeatureMap(feature_map, feature_norm, dpfp_nu), projection, size)
-    common = Common(attn_mask, dropout_p, is_causal, None, rng)
-    call = make_call(query, key, value, layout.out, common)
-    return attend(call, MLK(form, projection, shares, key_shift), backend)
+    layout, key, shift, components = mixture_of(query, key, value, key_shift, enable_gqa)
+    shares = query.new_full((components,), 1.0 / components) if prior is None else prior
+    form = _form(FeatureMap(feature_map, feature_norm, dpfp_nu), projection, layout.head_dim)
+
+    def variant(call: HeadCall) -> MLK:
+        sizes = layout.key, components, call, cu_seqlens is not None
+        return MLK(form, projection, by_component("prior", shares, *sizes), shift)
+
+    given = attn_mask, dropout_p, is_causal, None, backend, rng, cu_seqlens, cu_seqlens_k
+    return attend_heads(query, key, value, layout.out, variant, *given, has_scores=False)

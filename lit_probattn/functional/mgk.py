@@ -7,17 +7,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.backends import Backend, attend
-from lit_probattn.attention.call import check_scale
+from lit_probattn.attention.backends import Backend
+from lit_probattn.attention.call import HeadCall, check_scale
 from lit_probattn.attention.mgk.functions import MGK, Score
 from lit_probattn.attention.packing import Packing
 from lit_probattn.base.arguments import check_argument
-from lit_probattn.functional.call import Common, by_head, components_of, layout_of, make_call
-from lit_probattn.functional.documents import takes_documents
+from lit_probattn.functional.call import attend_heads, by_component, by_head, mixture_of
 from lit_probattn.randomness import RandomKey
 
 
-@takes_documents("log_prior")
 def mgk_attention(
     query: Tensor,
     key: Tensor | Sequence[Tensor],
@@ -66,53 +64,25 @@ def mgk_attention(
         (B, H, N, E_v).
     """
     check_argument("score", score, Score)
-    if not isinstance(key, Tensor):
-        key = torch.stack(tuple(key), 2)
-    if key_shift is None:
-        if key.dim() != 5:
-            raise ValueError(
-                f"key has shape {tuple(key.shape)}, expected (B, heads, components, positions, "
-                "size), a sequence of keys, or key_shift with one key"
-            )
-        components = keys = key.shape[2]
-    else:
-        components, keys = components_of(key_shift), 1
-        if key.dim() != 4:
-            raise ValueError(
-                f"key has shape {tuple(key.shape)}; with key_shift expected one key, (B, heads, "
-                "positions, size)"
-            )
-    layout = layout_of(query, key, value, enable_gqa, keys)
-    kv, size = layout.key, layout.head_dim
+    layout, key, shift, components = mixture_of(query, key, value, key_shift, enable_gqa)
     if variance is not None and scale is not None:
         raise ValueError(f"variance and scale={scale} both set 1/σ²: pass one of them")
     check_scale(scale)
     equal = variance is None or components == 1
     if variance is None:
-        factor = size**-0.5 if scale is None else scale
+        factor = layout.head_dim**-0.5 if scale is None else scale
         shape, exact = (1, components), torch.float64
         variance = torch.full(shape, 1.0 / factor, dtype=exact, device=query.device)
     else:
-        variance = by_head("variance", variance, kv, components)
-    if key_shift is not None:
-        key_shift = by_head("key_shift", key_shift, kv, components, size).expand(kv, -1, -1)
-    variant = MGK(
-        log_prior=_prior(log_prior, kv, components, value.shape[2]),
-        variance=variance.expand(kv, -1),
-        score=score,
-        include_log_det=include_log_det,
-        equal_variance=equal,
-        hard=hard,
-        key_shift=key_shift,
-    )
-    common = Common(attn_mask, dropout_p, is_causal, None, rng)
-    return attend(make_call(query, key, value, layout.out, common), variant, backend)
+        variance = by_head("variance", variance, layout.key, components)
+    sigma2 = variance.expand(layout.key, -1)
 
+    def variant(call: HeadCall) -> MGK:
+        prior = log_prior
+        if prior is not None:
+            sizes = layout.key, components, call, cu_seqlens is not None
+            prior = by_component("log_prior", prior, *sizes)
+        return MGK(prior, sigma2, score, include_log_det, equal, hard, shift)
 
-def _prior(log_prior: Tensor | None, heads: int, components: int, length: int) -> Tensor | None:
-    """Return log π as (H_kv, K, 1 or L)."""
-    if log_prior is None:
-        return None
-    if log_prior.dim() == 3:
-        return by_head("log_prior", log_prior, heads, components, length).expand(heads, -1, -1)
-    return by_head("log_prior", log_prior, heads, components).expand(heads, -1)[..., None]
+    given = attn_mask, dropout_p, is_causal, None, backend, rng, cu_seqlens, cu_seqlens_k
+    return attend_heads(query, key, value, layout.out, variant, *given)

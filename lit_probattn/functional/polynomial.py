@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lit_probattn.attention.backends import Backend, attend
+from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.packing import Packing
 from lit_probattn.attention.polynomial import Polynomial
-from lit_probattn.functional.call import Common, layout_of, make_call
-from lit_probattn.functional.documents import takes_documents
+from lit_probattn.functional.call import attend_heads, layout_of
 from lit_probattn.randomness import RandomKey
 
 
-@takes_documents()
 def polynomial_attention(
     query: Tensor,
     key: Tensor,
@@ -46,5 +44,5 @@ def polynomial_attention(
         (B, H, N, E_v).
     """
     layout = layout_of(query, key, value, enable_gqa)
-    common = Common(attn_mask, dropout_p, is_causal, None, rng)
-    return attend(make_call(query, key, value, layout.out, common), Polynomial(degree), backend)
+    given = attn_mask, dropout_p, is_causal, None, backend, rng, cu_seqlens, cu_seqlens_k
+    return attend_heads(query, key, value, layout.out, lambda _: Polynomial(degree), *given)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lit_probattn.attention.backends import Backend, attend
+from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.packing import Packing
 from lit_probattn.attention.softmax import Score, Softmax
 from lit_probattn.base.arguments import check_argument
-from lit_probattn.functional.call import Common, layout_of, make_call
-from lit_probattn.functional.documents import takes_documents
+from lit_probattn.functional.call import attend_heads, layout_of
 from lit_probattn.randomness import RandomKey
 
 
-@takes_documents()
 def softmax_attention(
     query: Tensor,
     key: Tensor,
@@ -50,5 +48,5 @@ def softmax_attention(
     """
     check_argument("score", score, Score)
     layout = layout_of(query, key, value, enable_gqa)
-    common = Common(attn_mask, dropout_p, is_causal, scale, rng)
-    return attend(make_call(query, key, value, layout.out, common), Softmax(score), backend)
+    given = attn_mask, dropout_p, is_causal, scale, backend, rng, cu_seqlens, cu_seqlens_k
+    return attend_heads(query, key, value, layout.out, lambda _: Softmax(score), *given)
