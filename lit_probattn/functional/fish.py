@@ -9,9 +9,10 @@ from torch import Tensor
 from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.call import HeadCall, key_or_fresh
 from lit_probattn.attention.fish.functions import FiSH, ScoreNoise
-from lit_probattn.attention.fish.linear import LinearFiSH, LinearFiSHForm
+from lit_probattn.attention.fish.linear import LinearFiSH
 from lit_probattn.attention.fish.mixing import Mixer, MixingValues, NoiseKind
 from lit_probattn.attention.linear.features import FeatureMap
+from lit_probattn.attention.linear.functions import LinearForm
 from lit_probattn.attention.packing import Packing
 from lit_probattn.base.arguments import check_argument
 from lit_probattn.functional.call import attend_heads, check_heads
@@ -179,7 +180,7 @@ def linear_fish_attention(
         norm_mix = mixing.weights[0].abs()
     if norm_mix.shape != (heads, shared):
         raise ValueError(f"norm_mix has shape {tuple(norm_mix.shape)}, expected {(heads, shared)}")
-    form = LinearFiSHForm(FeatureMap("elu", "none"), eps)
+    form = LinearForm(FeatureMap(), eps=eps)
 
     def variant(call: HeadCall) -> LinearFiSH:
         noise = None

@@ -12,20 +12,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.attention.cache import Cache, LinearState, tensor_bytes
+from lit_probattn.attention.cache import LinearState, tensor_bytes
 from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.engines.kernels import kernel_refusal
 from lit_probattn.attention.engines.loop import device_budget, scan_chunks
 from lit_probattn.attention.fish.functions import ScoreNoise
+from lit_probattn.attention.fish.head_mixing import mix_heads
 from lit_probattn.attention.fish.mixing import HeadMixing, MixingValues
 from lit_probattn.attention.linear.chunkwise import causal_product
-from lit_probattn.attention.linear.features import FeatureMap
 from lit_probattn.attention.linear.functions import (
     LACKS_OF_CHUNKS,
     LACKS_OF_STATE_KERNELS,
     Linear,
     LinearForm,
-    check_state,
+    StateVariant,
     drop_values,
     fused_features,
     kept_values,
@@ -33,7 +33,7 @@ from lit_probattn.attention.linear.functions import (
 )
 from lit_probattn.attention.masks import Block, Masks
 from lit_probattn.attention.numerics import compute_dtype, map_heads
-from lit_probattn.attention.variant import Engine, Variant
+from lit_probattn.attention.variant import Engine
 
 
 class StateNormalizer(nn.Module):
@@ -83,13 +83,7 @@ def mix_states(
     """
     if noise is not None:
         states = states + (noise if states.dim() == 4 else noise[:, :, None])
-    first, *rest = mixing.weights
-    units = map_heads(first, states)
-    trailing = (1,) * (states.dim() - 2)
-    for weight, bias in zip(rest, mixing.biases, strict=True):
-        units = torch.relu(units if bias is None else units + bias.view(-1, *trailing))
-        units = map_heads(weight, units)
-    return units if last_bias is None else units + last_bias.view(-1, *trailing)
+    return mix_heads(states.flatten(2, -2), mixing, last_bias).unflatten(2, states.shape[2:-1])
 
 
 def key_sums(cols: Tensor, masks: Masks, before: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -177,19 +171,6 @@ def read_moving_states(
     return torch.cat([*outputs, *found], -2), after
 
 
-@dataclass(frozen=True)
-class LinearFiSHForm:
-    """Options of linear FiSH.
-
-    Args:
-        features: feature map ψ.
-        eps: added to the normaliser.
-    """
-
-    features: FeatureMap
-    eps: float
-
-
 class LinearFiSHState(LinearState):
     """States S (`sums`) and key sums z of one layer over all tokens so far.
 
@@ -214,11 +195,11 @@ class LinearFiSHState(LinearState):
 
 
 @dataclass(frozen=True)
-class LinearFiSH(Variant):
+class LinearFiSH(StateVariant):
     """Linear attention with H local states that are mixed from G global states.
 
     Args:
-        form: options.
+        form: feature map ψ, and the number that is added to the normaliser.
         mixing: P, or the two layers.
         last_bias: bias of the last layer, (H,).
         norm_mix: R, (H, G).
@@ -227,12 +208,12 @@ class LinearFiSH(Variant):
     """
 
     name = "linear_fish"
-    kind = "chunks"
+    title = "linear FiSH"
     kernels = ("linear/linear_fish",)
-    has_scores = False
-    takes_scale = False
+    state_class = LinearFiSHState
+    advice = "use FiSHAttention"
 
-    form: LinearFiSHForm
+    form: LinearForm
     mixing: MixingValues
     last_bias: Tensor | None
     norm_mix: Tensor
@@ -249,15 +230,6 @@ class LinearFiSH(Variant):
     def needs(self) -> dict[str, str]:
         """Return the feature that a nonlinear mixing requires."""
         return {} if self.mixing.is_linear else {"function": f"mixer={self.mixing.mixer}"}
-
-    def check(self, call: HeadCall) -> None:
-        """Raise if the call has a bias, a scale, or a cache without states."""
-        check_linear_fish(call.masks.bias, call.cache, call.scale)
-
-
-def check_linear_fish(bias: Tensor | None, cache: Cache | None, scale: float | None = None) -> None:
-    """Raise if a call has a bias, a scale, or a cache without states."""
-    check_state("linear FiSH", LinearFiSHState, "use FiSHAttention", bias, cache, scale)
 
 
 def _linear_fish(given: HeadCall, arguments: LinearFiSH, *, materialise: bool) -> Tensor:
@@ -309,7 +281,7 @@ def _dot(rows: Tensor, z: Tensor) -> Tensor:
     return rows @ z.mT if z.shape[-2] == 1 else (rows * z).sum(-1, keepdim=True)
 
 
-def normalise(numerator: Tensor, total: Tensor, form: LinearFiSHForm) -> Tensor:
+def normalise(numerator: Tensor, total: Tensor, form: LinearForm) -> Tensor:
     """Divide by the normaliser; rows whose sum is zero give zeros."""
     empty = total == 0
     return (numerator / (total + form.eps).masked_fill(empty, 1.0)).masked_fill(empty, 0.0)
@@ -329,15 +301,14 @@ def linear_fish_triton(given: HeadCall, arguments: LinearFiSH) -> Tensor:
     drawn = None
     if noise is not None:
         drawn = state_noise(noise, mixing, given.key[:, :, :1].to(dtype), given.value)
-    own = Linear(LinearForm(form.features))
     out, _ = linear_attention(
-        **fused_features(given, own),
+        **fused_features(given, Linear(form)),
         value=given.value,
         weight=mixing.weights[0],
         norm_weight=arguments.norm_mix.to(dtype),
         state=drawn,
         key_mask=masks.key_mask,
-        keep=kept_values(given),
+        keep=kept_values(given.value, given.dropout),
         divides=True,
         eps=form.eps,
         is_causal=masks.is_causal,

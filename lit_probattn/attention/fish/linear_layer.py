@@ -5,21 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
-from torch import Tensor
-
-from lit_probattn.attention.cache import Cache
 from lit_probattn.attention.call import HeadCall, HeadLayout
-from lit_probattn.attention.core import Core, ParameterTable
+from lit_probattn.attention.core import ParameterTable
 from lit_probattn.attention.cost.counting import Cost
 from lit_probattn.attention.cost.fish import Mixing, linear_fish
 from lit_probattn.attention.fish.functions import ScoreNoise
 from lit_probattn.attention.fish.layer import noise_key
 from lit_probattn.attention.fish.linear import (
     LinearFiSH,
-    LinearFiSHForm,
     LinearFiSHState,
     StateNormalizer,
-    check_linear_fish,
 )
 from lit_probattn.attention.fish.mixing import (
     GlobalHeads,
@@ -29,6 +24,8 @@ from lit_probattn.attention.fish.mixing import (
 )
 from lit_probattn.attention.layer import Attention, LayerOptions
 from lit_probattn.attention.linear.features import FeatureMap
+from lit_probattn.attention.linear.functions import LinearForm
+from lit_probattn.attention.linear.layer import StateCore
 from lit_probattn.base.arguments import Count, OnlyWith, Rate, by_name
 
 
@@ -75,7 +72,7 @@ class LinearFiSHArguments(LinearFiSHOptions, GlobalHeads, LayerOptions):
     rotary_dim: int = field(default=0, init=False)
 
 
-class LinearFiSHCore(Core):
+class LinearFiSHCore(StateCore):
     """Mixing and normaliser weights and noise scales; see `LinearFiSHAttention`."""
 
     makes = LinearFiSH
@@ -88,15 +85,8 @@ class LinearFiSHCore(Core):
         bias: MixingBias = "all" if options.mixer == "mlp" and options.mixing_bias else "none"
         self.mixing = options.make_mixing(layout.key, layout.out, bias, last_bias_matters=True)
         self.normalizer = StateNormalizer(self.mixing)
-        self.form = LinearFiSHForm(
-            features=FeatureMap("elu", "none"),
-            eps=options.eps,
-        )
+        self.form = LinearForm(FeatureMap(), eps=options.eps)
         self.noise_scale = options.make_scale(layout.key)
-
-    def check(self, bias: Tensor | None, cache: Cache) -> None:
-        """Raise if there is a bias, or a cache without states."""
-        check_linear_fish(bias, cache)
 
     def variant(self, call: HeadCall) -> LinearFiSH:
         """Return mixing, normaliser weights, state, and one draw for all positions."""
@@ -112,14 +102,6 @@ class LinearFiSHCore(Core):
             noise=noise,
             state=call.cache if isinstance(call.cache, LinearFiSHState) else None,
         )
-
-    def new_cache(self, capacity: int = 0) -> LinearFiSHState:
-        """Return an empty state; `capacity` is ignored, because the size is constant."""
-        return LinearFiSHState()
-
-    def absorb(self, call: HeadCall) -> None:
-        """Add the keys to the state's sums."""
-        self(call)
 
     def learned(self) -> dict[str, ParameterTable]:
         """Return mixing weights and noise scales."""

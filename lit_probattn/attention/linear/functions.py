@@ -9,7 +9,7 @@ per (sample, key/value head, key) for all queries, so that they agree and need O
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, TypedDict
+from typing import ClassVar, Literal, TypedDict
 
 import torch
 from torch import Tensor
@@ -55,15 +55,68 @@ class LinearForm:
     output_scale: OutputScale = "one"
     padded_len: int | None = None
 
-    def length_root(self, masks: Masks) -> float:
-        """Return √N of `sqrt_len`."""
+    @property
+    def divides(self) -> bool:
+        """Whether the output is divided by the sum over keys."""
+        return self.denominator == "sum"
+
+    def factor(self, head_dim: int, masks: Masks) -> float:
+        """Return the factor on the output, with 1/√N of `sqrt_len`."""
+        factor = 1.0 if self.output_scale == "one" else head_dim**-0.5
+        if self.divides:
+            return factor
         if self.padded_len is not None:
-            return self.padded_len**0.5
-        return float((masks.num_queries * masks.num_keys) ** 0.25)
+            return factor / self.padded_len**0.5
+        return factor / float((masks.num_queries * masks.num_keys) ** 0.25)
+
+
+class StateVariant(Variant):
+    """Base of variants without scores, which sum keys and values to states in O(N)."""
+
+    kind = "chunks"
+    has_scores = False
+    takes_scale = False
+    # The decoding cache; name of the variant, and an alternative to a bias, for messages.
+    state_class: ClassVar[type[LinearState]] = LinearState
+    title: ClassVar[str]
+    advice: ClassVar[str] = "pass attn_mask to hide pairs, or use a softmax variant"
+
+    form: LinearForm
+
+    @classmethod
+    def refuse(
+        cls, form: LinearForm, bias: Tensor | None, cache: Cache | None, scale: float | None = None
+    ) -> None:
+        """Raise if a call has a bias, a scale, or a cache without states or an unknown length.
+
+        Raises:
+            ValueError: one is not supported.
+        """
+        name = cls.title
+        if bias is not None:
+            raise ValueError(
+                f"{name} has no scores before a softmax to add a bias to; {cls.advice}"
+            )
+        if scale is not None:
+            raise ValueError(f"{name} has no scores that scale={scale} could multiply")
+        if cache is not None and not isinstance(cache, cls.state_class):
+            raise ValueError(
+                f"{name} decodes from a {cls.state_class.__name__}, received "
+                f"{type(cache).__name__}: create it with layer.new_cache()"
+            )
+        if cache is not None and not form.divides and form.padded_len is None:
+            raise ValueError(
+                "decoding with denominator=sqrt_len needs padded_len, received None: √N is "
+                "unknown until the last token"
+            )
+
+    def check(self, call: HeadCall) -> None:
+        """Raise if the call has a bias, a scale, or a cache without states."""
+        self.refuse(self.form, call.masks.bias, call.cache, call.scale)
 
 
 @dataclass(frozen=True)
-class Linear(Variant):
+class Linear(StateVariant):
     """Linear attention of keys or of mixtures of keys.
 
     Args:
@@ -75,10 +128,8 @@ class Linear(Variant):
     """
 
     name = "linear"
-    kind = "chunks"
+    title = "linear attention"
     kernels = ("linear/linear",)
-    has_scores = False
-    takes_scale = False
     stated_backend = "blockwise"  # the O(N) form; the reference stores the weights
 
     form: LinearForm
@@ -89,8 +140,7 @@ class Linear(Variant):
 
     def needs(self) -> dict[str, str]:
         """Return the feature that √N requires: one length, which is unknown while decoding."""
-        form = self.form
-        scaled = form.denominator == "sqrt_len" and form.padded_len is None
+        scaled = not self.form.divides and self.form.padded_len is None
         return {"one length": "denominator=sqrt_len"} if scaled else {}
 
     @property
@@ -129,15 +179,12 @@ class Linear(Variant):
         """Return F."""
         return self.form.features.num_features(call.query.shape[-1], self.projection)
 
-    def check(self, call: HeadCall) -> None:
-        """Raise if the call has a bias, a scale, or a cache without states."""
-        check_linear(self.name, self.form, call.masks.bias, call.cache, call.scale)
-
 
 class MLK(Linear):
     """Linear attention whose keys are mixtures."""
 
     name = "mlk"
+    title = "mlk attention"
     kernels = ("linear/mlk",)
 
 
@@ -249,7 +296,7 @@ def linear_blockwise(given: HeadCall, arguments: Linear) -> Tensor:
     form, state = arguments.form, arguments.state
     rows, cols, scale = mixed_features(given, arguments)
     cols, value = real_keys(cols, masks), drop_values(value, dropout)
-    if form.denominator == "sum":
+    if form.divides:
         value = torch.cat([value, torch.ones_like(value[..., :1])], -1)
     before = None if state is None else state.sums
     if masks.is_causal and masks.num_queries > 1:  # a single query attends to all keys
@@ -261,7 +308,7 @@ def linear_blockwise(given: HeadCall, arguments: Linear) -> Tensor:
         product = (grouped @ after[:, :, None]).flatten(1, 2)
     if state is not None:
         state.replace(after, scale)
-    if form.denominator == "sum":
+    if form.divides:
         numerator, total = product[..., :-1], product[..., -1:]
     else:
         numerator, total = product, None
@@ -270,20 +317,28 @@ def linear_blockwise(given: HeadCall, arguments: Linear) -> Tensor:
 
 def drop_values(value: Tensor, dropout: AttentionDropout | None) -> Tensor:
     """Drop whole values (B, H_kv, L, E_v): one decision per sample, head and key."""
+    keep = kept_values(value, dropout, value.dtype)
+    return value if keep is None else value * keep[..., None]
+
+
+def kept_values(
+    value: Tensor, dropout: AttentionDropout | None, dtype: torch.dtype = torch.float32
+) -> Tensor | None:
+    """Return the factors of `drop_values`, (B, H_kv, L)."""
     if dropout is None:
-        return value
+        return None
     batch, heads, length, _ = value.shape
     keep = keep_pairs(dropout, batch, heads, range(1), span(0, length), value.device)
-    return value * keep.mT * dropout.scale
+    return keep[:, :, 0].to(dtype) * dropout.scale
 
 
 def finish(
     numerator: Tensor, total: Tensor | None, head_dim: int, form: LinearForm, masks: Masks
 ) -> Tensor:
     """Divide numerators by the denominator and apply the output factor."""
-    factor = 1.0 if form.output_scale == "one" else head_dim**-0.5
-    if form.denominator == "sqrt_len" or total is None:
-        return numerator * (factor / form.length_root(masks))
+    factor = form.factor(head_dim, masks)
+    if total is None or not form.divides:
+        return numerator * factor
     total = total + form.eps
     least = torch.finfo(total.dtype).tiny
     # The gradient divides by the square of a sum, which underflows first: no gradient then.
@@ -298,47 +353,6 @@ def finish(
     return torch.addcmul(numerator * inverse.masked_fill(faint, 0.0), numerator.detach(), constant)
 
 
-def check_linear(
-    name: str,
-    form: LinearForm,
-    bias: Tensor | None,
-    cache: Cache | None,
-    scale: float | None = None,
-) -> None:
-    """Raise if there is a bias, a scale, or a cache without states or an unknown length."""
-    advice = "pass attn_mask to hide pairs, or use a softmax variant"
-    check_state(f"{name} attention", LinearState, advice, bias, cache, scale)
-    if cache is not None and form.denominator == "sqrt_len" and form.padded_len is None:
-        raise ValueError(
-            "decoding with denominator=sqrt_len needs padded_len, received None: √N is "
-            "unknown until the last token"
-        )
-
-
-def check_state(
-    name: str,
-    state: type[LinearState],
-    advice: str,
-    bias: Tensor | None,
-    cache: Cache | None,
-    scale: float | None,
-) -> None:
-    """Raise if a call has a bias, a scale or a cache that variants without scores do not support.
-
-    Raises:
-        ValueError: one is not supported; for a bias the message ends with `advice`.
-    """
-    if bias is not None:
-        raise ValueError(f"{name} has no scores before a softmax to add a bias to; {advice}")
-    if scale is not None:
-        raise ValueError(f"{name} has no scores that scale={scale} could multiply")
-    if cache is not None and not isinstance(cache, state):
-        raise ValueError(
-            f"{name} decodes from a {state.__name__}, received {type(cache).__name__}: "
-            "create it with layer.new_cache()"
-        )
-
-
 def linear_triton(given: HeadCall, arguments: Linear) -> Tensor:
     """Return `linear_blockwise` by fused kernels, (B, H, N, E_v) in the dtype of `query`.
 
@@ -349,17 +363,15 @@ def linear_triton(given: HeadCall, arguments: Linear) -> Tensor:
     from lit_probattn.kernels.linear.operators import linear_attention
 
     form, masks = arguments.form, given.masks
-    divides = form.denominator == "sum"
-    factor = 1.0 if form.output_scale == "one" else given.query.shape[-1] ** -0.5
     out, _ = linear_attention(
         **fused_features(given, arguments),
         value=given.value,
         key_mask=masks.key_mask,
-        keep=kept_values(given),
-        has_totals=divides,
-        divides=divides,
+        keep=kept_values(given.value, given.dropout),
+        has_totals=form.divides,
+        divides=form.divides,
         eps=form.eps,
-        factor=factor if divides else factor / form.length_root(masks),
+        factor=form.factor(given.query.shape[-1], masks),
         is_causal=masks.is_causal,
     )
     return out
@@ -394,16 +406,6 @@ def fused_features(given: HeadCall, arguments: Linear) -> FusedFeatures:
     return {"query": rows.to(dtype), "key": cols.to(dtype)}
 
 
-def kept_values(given: HeadCall, dtype: torch.dtype = torch.float32) -> Tensor | None:
-    """Return the factors of `drop_values`, (B, H_kv, L)."""
-    dropout, value = given.dropout, given.value
-    if dropout is None:
-        return None
-    batch, heads, length, _ = value.shape
-    keep = keep_pairs(dropout, batch, heads, range(1), span(0, length), value.device)
-    return keep[:, :, 0].to(dtype) * dropout.scale
-
-
 def linear_native(given: HeadCall, arguments: Linear) -> Tensor:
     """Return `linear_blockwise` by the C library, (B, H, N, E_v), in at least float32.
 
@@ -412,7 +414,7 @@ def linear_native(given: HeadCall, arguments: Linear) -> Tensor:
     from lit_probattn.kernels.cpu.linear import MAPS, LinearInputs, linear_by_chunks
 
     given = given.precise()
-    query, key, value, masks, _ = given.heads
+    query, key, value, masks, dropout = given.heads
     form, prior = arguments.form, arguments.prior
     row_map = col_map = "none"
     if form.features.norm == "none" and form.features.name in ("elu", "relu"):
@@ -422,8 +424,6 @@ def linear_native(given: HeadCall, arguments: Linear) -> Tensor:
         col_map = row_map
     else:
         (query, key, _), prior = mixed_features(given, arguments), None
-    divides = form.denominator == "sum"
-    factor = 1.0 if form.output_scale == "one" else given.query.shape[-1] ** -0.5
     return linear_by_chunks(
         LinearInputs(
             query=query,
@@ -431,13 +431,13 @@ def linear_native(given: HeadCall, arguments: Linear) -> Tensor:
             value=value,
             prior=None if prior is None else prior.to(query.dtype),
             key_mask=masks.key_mask,
-            keep=kept_values(given, query.dtype),
+            keep=kept_values(value, dropout, query.dtype),
             row_map=MAPS.index(row_map),
             col_map=MAPS.index(col_map),
-            divides=divides,
+            divides=form.divides,
             is_causal=masks.is_causal,
             eps=form.eps,
-            factor=factor if divides else factor / form.length_root(masks),
+            factor=form.factor(given.query.shape[-1], masks),
         )
     )
 

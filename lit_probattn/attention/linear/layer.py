@@ -23,7 +23,7 @@ from lit_probattn.attention.linear.features import (
     drawn_projection,
     orthogonal_projection,
 )
-from lit_probattn.attention.linear.functions import Linear, LinearForm, check_linear
+from lit_probattn.attention.linear.functions import Linear, LinearForm, StateVariant
 from lit_probattn.attention.numerics import compute_dtype
 from lit_probattn.base.arguments import Count, OnlyWith, Options, by_name
 from lit_probattn.randomness import RandomKey
@@ -59,7 +59,26 @@ class LinearArguments(LinearOptions, LayerOptions):
     rotary_dim: int = field(default=0, init=False)
 
 
-class LinearCore(Core):
+class StateCore(Core):
+    """Base of cores without scores, which decode from states of constant size."""
+
+    makes: ClassVar[type[StateVariant]]
+    form: LinearForm
+
+    def check(self, bias: Tensor | None, cache: Cache) -> None:
+        """Raise if there is a bias, or a cache without states."""
+        self.makes.refuse(self.form, bias, cache)
+
+    def new_cache(self, capacity: int = 0) -> LinearState:
+        """Return an empty state; `capacity` is ignored, because the size is constant."""
+        return self.makes.state_class()
+
+    def absorb(self, call: HeadCall) -> None:
+        """Add the keys to the state's sums."""
+        self(call)
+
+
+class LinearCore(StateCore):
     """Random features, if any; see `LinearAttention`."""
 
     makes: ClassVar[type[Linear]] = Linear
@@ -76,7 +95,7 @@ class LinearCore(Core):
         _check_form(form, num_features)
         self.form = form
         # √N of the padded call differs from √N of a document.
-        self.takes_padding = form.denominator != "sqrt_len" or form.padded_len is not None
+        self.takes_padding = form.divides or form.padded_len is not None
         self.key_shift = None
         projection = None
         if form.features.name == "favor":
@@ -84,10 +103,6 @@ class LinearCore(Core):
             normals = torch.randn(count, 2, size, dtype=torch.float64)
             projection = orthogonal_projection(normals).to(torch.get_default_dtype())
         self.register_buffer("projection", projection)
-
-    def check(self, bias: Tensor | None, cache: Cache) -> None:
-        """Raise if there is a bias, or a cache without states."""
-        check_linear(self.name, self.form, bias, cache)
 
     # ------------------------------------------------------------------ one call
     def variant(self, call: HeadCall) -> Linear:
@@ -105,7 +120,7 @@ class LinearCore(Core):
         """The properties of the features that the cost depends on."""
         form, projection = self.form, self.projection
         number = form.features.num_features(self.layout.head_dim, projection)
-        return costs.Features(number, projection is not None, form.denominator == "sum")
+        return costs.Features(number, projection is not None, form.divides)
 
     def features(self, rng: RandomKey | None) -> Tensor | None:
         """Return the random features of a call, (F, E); in training, drawn for the step."""
@@ -118,14 +133,6 @@ class LinearCore(Core):
     def shares(self, call: HeadCall) -> Tensor | None:
         """Return π of the call's keys, (H_kv, K, 1 or L). None means no mixture."""
         return None
-
-    def new_cache(self, capacity: int = 0) -> LinearState:
-        """Return an empty state; `capacity` is ignored, because the size is constant."""
-        return LinearState()
-
-    def absorb(self, call: HeadCall) -> None:
-        """Add the keys to the state's sums."""
-        self(call)
 
     def extra_repr(self) -> str:
         """Return the options for `repr`."""
@@ -172,7 +179,7 @@ def _check_form(form: LinearForm, num_features: int | None) -> None:
             f"feature_map={form.features.name}"
         )
     scaled = form.features.name == "favor" and form.features.norm == "none"
-    if scaled and (form.eps or form.denominator != "sum"):
+    if scaled and (form.eps or not form.divides):
         raise ValueError(
             "feature_map=favor has features up to a common factor: it needs denominator=sum and "
             f"eps=0 (or feature_norm=sum), received denominator={form.denominator} and "
