@@ -9,26 +9,24 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_probattn.base.graphs import written
 from lit_probattn.base.memory import only_shapes
 from lit_probattn.kernels.cpu.jobs import run_jobs
 from lit_probattn.kernels.cpu.library import load
 from lit_probattn.kernels.cpu.structure import (
+    MOST,
+    TALL,
     Block,
-    differentiable,
+    define,
     numbers,
     pointers,
     reals,
     strides,
 )
-from lit_probattn.kernels.operator import define_operators, new_gradients
+from lit_probattn.kernels.operator import new_gradients
 
 FeatureMap = Literal["none", "elu", "relu"]
 MAPS = ("none", "elu", "relu")
-# Components: a constant in vectors.h, like the positions of a chunk. Sizes are rounded up to the
-# multiple.
-MOST = 16
-_TALL, _MULTIPLE = 48, 16
+_MULTIPLE = 16  # to which sizes are rounded up
 # Entries of the states of a job.
 _STATE_ENTRIES = 1 << 15
 
@@ -124,7 +122,7 @@ def linear_by_chunks(call: LinearInputs) -> Tensor:
                 f"linear attention by chunks expected {name} in {call.query.dtype}, received "
                 f"{given.dtype}"
             )
-    return _operator(*call)[0] if written() == "compiled" else _linear(*call)
+    return _linear(call)
 
 
 def _new_outputs(call: LinearInputs) -> tuple[Tensor, Tensor]:
@@ -136,7 +134,7 @@ def _new_outputs(call: LinearInputs) -> tuple[Tensor, Tensor]:
     value_size = call.value.shape[-1]
     out = call.value.new_empty(batch, rows, heads, value_size).transpose(1, 2)
     full, wide = (-(-n // _MULTIPLE) * _MULTIPLE for n in (size, value_size))
-    chunks = -(-cols // _TALL) if call.is_causal else 1
+    chunks = -(-cols // TALL) if call.is_causal else 1
     states = batch * sources * chunks * full * (wide + 1)
     return out, call.value.new_empty(batch * heads * rows + states)
 
@@ -216,16 +214,4 @@ def _backward(
     return made
 
 
-_linear = differentiable(LinearInputs, _forward, _backward, _GRADS)
-_operator = define_operators(
-    ("linear_chunks", "linear_chunks_backward"),
-    LinearInputs,
-    _forward,
-    _backward,
-    new_outputs=_new_outputs,
-    gradients=_GRADS,
-    optional=tuple((name,) for name in _GRADS),
-    flops=None,
-    keep_strides=True,
-    dtype=None,
-)
+_linear = define("linear_chunks", LinearInputs, _forward, _backward, _new_outputs, _GRADS)

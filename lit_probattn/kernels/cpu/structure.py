@@ -1,4 +1,4 @@
-"""Calls of the C library: structures that describe them, and their gradients in eager mode."""
+"""Calls of the C library: structures that describe them, and their gradients."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor
 
-from lit_probattn.base.graphs import once_differentiable
+from lit_probattn.base.graphs import once_differentiable, written
 from lit_probattn.base.torch_internals import is_batched_gradient
+from lit_probattn.kernels.operator import define_operators
+
+# Components, maps, hidden units, and heads with layers; positions of a tile or a chunk: constants
+# of vectors.h.
+MOST, TALL = 16, 48
 
 
 def numbers(names: str) -> list[tuple[str, Any]]:
@@ -62,24 +67,40 @@ class Block(ctypes.Structure):
         self.put(name, tensor if dense else tensor.contiguous())
 
 
-def differentiable(
+def define(
+    name: str,
     inputs: type[Any],
-    forward: Callable[[Any, bool], tuple[Tensor, Tensor]],
+    forward: Callable[..., tuple[Tensor, Tensor]],
     backward: Callable[[Any, Tensor, Tensor, Tensor, Sequence[str]], tuple[Tensor, ...]],
+    new_outputs: Callable[[Any], tuple[Tensor, ...]],
     gradients: tuple[str, ...],
-) -> Callable[..., Tensor]:
-    """Return a function of the fields of `inputs`, tensors first, with explicit gradients.
+) -> Callable[[Any], Tensor]:
+    """Return a function of `inputs` with explicit gradients; in graphs it is `lit_probattn::name`.
 
     Args:
-        inputs: a NamedTuple of the arguments.
-        forward: returns the result and what backward needs besides the inputs; takes whether there
-            is a backward pass.
+        name: name of the operator.
+        inputs: a NamedTuple of the arguments, tensors first.
+        forward: returns the result and what backward needs besides the inputs; may take whether
+            there is a backward pass.
         backward: takes inputs, gradient, result, what `forward` kept, and the names of gradients
             that are not needed; returns those of `gradients`.
+        new_outputs: returns buffers for what `forward` returns.
         gradients: names of the inputs that have gradients.
     """
     kinds = get_type_hints(inputs).values()
     num_tensors = sum(kind in (Tensor, Tensor | None) for kind in kinds)
+    operator = define_operators(
+        (name, f"{name}_backward"),
+        inputs,
+        forward,
+        backward,
+        new_outputs=new_outputs,
+        gradients=gradients,
+        optional=tuple((name,) for name in gradients),
+        flops=None,
+        keep_strides=True,
+        dtype=None,
+    )
 
     class Differentiated(torch.autograd.Function):
         @staticmethod
@@ -105,4 +126,4 @@ def differentiable(
             return tuple(made.get(name) for name in inputs._fields)
 
     apply: Callable[..., Tensor] = Differentiated.apply
-    return apply
+    return lambda call: operator(*call)[0] if written() == "compiled" else apply(*call)

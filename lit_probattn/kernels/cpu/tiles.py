@@ -14,25 +14,24 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_probattn.base.graphs import written
 from lit_probattn.base.memory import only_shapes
 from lit_probattn.kernels.cpu.jobs import run_jobs
 from lit_probattn.kernels.cpu.library import load
 from lit_probattn.kernels.cpu.structure import (
+    MOST,
+    TALL,
     Block,
-    differentiable,
+    define,
     numbers,
     pointers,
     reals,
     strides,
 )
-from lit_probattn.kernels.operator import define_operators, new_gradients
+from lit_probattn.kernels.operator import new_gradients
 
 Reduction = Literal["soft", "hard", "sum", "layers", "power"]
 KINDS = ("soft", "hard", "sum", "layers", "power")
-# Components, maps, hidden units, and heads with layers: a constant in vectors.h, like `_TALL`.
-MOST = 16
-_TALL, _WIDE = 48, 128
+_WIDE = 128  # keys of a tile, as in tiles.c
 
 _SIZES = ("batch", "heads", "rows", "cols", "size", "value_size", "maps", "components", "kind")
 _HEADS = ("query", "key", "value")
@@ -206,7 +205,7 @@ def _forward(call: Inputs, keeps: bool = True) -> tuple[Tensor, Tensor]:
         return out, sums
     block, function = _describe(call, out, sums), _function("forward", call)
     batch, _, rows, _ = call.query.shape
-    items = (batch if call.common else batch * call.heads) * -(-rows // _TALL)
+    items = (batch if call.common else batch * call.heads) * -(-rows // TALL)
     jobs = min(items, torch.get_num_threads() * (4 if torch.get_num_threads() > 1 else 1))
     stops = [items * n // jobs for n in range(jobs + 1)]
     run_jobs(lambda n: function(ctypes.byref(block), stops[n], stops[n + 1]), range(jobs))
@@ -302,21 +301,7 @@ def attend(call: Inputs) -> Tensor:
         TypeError: dtypes do not match.
     """
     _check(call)
-    if written() == "compiled":
-        return _operator(*call)[0]
-    return _attention(*call)
+    return _attention(call)
 
 
-_attention = differentiable(Inputs, _forward, _backward, (*_GRADS, *_MIXING))
-_operator = define_operators(
-    ("tiles", "tiles_backward"),
-    Inputs,
-    _forward,
-    _backward,
-    new_outputs=_new_outputs,
-    gradients=(*_GRADS, *_MIXING),
-    optional=tuple((name,) for name in (*_GRADS, *_MIXING)),
-    flops=None,
-    keep_strides=True,
-    dtype=None,
-)
+_attention = define("tiles", Inputs, _forward, _backward, _new_outputs, (*_GRADS, *_MIXING))
