@@ -76,5 +76,4 @@ def test_a_variant_is_three_files_and_one_line(copy):
     "check", mostly_slow(CHECKS, ["backends", "causality", "cost", "gradients", "state_dict"])
 )
 def test_a_variant_of_another_package_keeps_the_contract(check):
-    torch.manual_seed(0)
     keep_in_blocks(check, partial(CosineAttention, EMBED, 4, head_dim=HEAD))

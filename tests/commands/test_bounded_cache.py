@@ -169,7 +169,6 @@ def test_rotary_positions_count_what_was_dropped():
 
 def test_errors_of_the_three_rules():
     """Mean error of a step's output just after one eviction, of many steps: movement is least."""
-    torch.manual_seed(0)
     errors = dict.fromkeys(RULES, 0.0)
     for name, _ in itertools.product(("softmax", "mgk", "smgk"), range(6)):
         layer = make(name)

@@ -27,7 +27,6 @@ from profiling import study
 )
 def test_plain_formula_is_the_reference(cls, options):
     """Outputs and gradients of every weight, float64, with padding."""
-    torch.manual_seed(0)
     layer = cls(7, 3, head_dim=5, backend="reference", **options).double()
     for name, parameter in layer.named_parameters():
         if name.startswith("core.prior"):

@@ -112,7 +112,6 @@ def test_gradient_of_clamped_priors_cannot_change_their_scale():
 
 def test_equation_8_is_not_a_draw_from_equation_7():
     """Same mean; variance (Σ p s)² where the admixture has Σ p s² + Σ p (g − mean)²."""
-    torch.manual_seed(0)
     share = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
     scale = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
     centre = torch.tensor([-1.0, 0.5, 2.0], dtype=torch.float64)

@@ -186,7 +186,6 @@ def test_logits_are_products_with_the_output_table(share):
 
 
 def test_start_is_fairseqs():
-    torch.manual_seed(0)
     mgk = partial(MGKAttention, num_heads=2)
     model = tiny(mgk, embed_dim=128, head_dim=64, mlp_dim=256, vocab_size=997, positions="learned")
     for table in (model.tokens.weight, model.positions.weight, model.source_positions.weight):

@@ -42,7 +42,6 @@ def test_default_sizes_are_those_of_bert_base():
 
 def test_weights_start_with_the_spread_of_bert():
     """0.02, within five standard errors."""
-    torch.manual_seed(0)
     model = SpanModel(softmax, **{**SIZES, "vocab_size": 997}, mlp_dim=99)
     for weight in (model.tokens.weight, model.encoder.blocks[0].mlp.fc1.weight):
         far = 5 / (2 * weight.numel()) ** 0.5
@@ -132,7 +131,6 @@ def test_sines_need_an_even_width():
 
 @pytest.mark.parametrize("max_logits", [1, 57, 10_000])
 def test_predictions_are_the_likeliest_words_of_the_scored_tokens(max_logits):
-    torch.manual_seed(0)
     sizes = {"vocab_size": 19, "embed_dim": 10, "head_dim": 7, "num_layers": 1, "mlp_dim": 11}
     model = MaskedLanguageModel(partial(SoftmaxAttention, num_heads=3), **sizes, max_seq_len=13)
     with torch.no_grad():

@@ -160,7 +160,6 @@ def test_model_equals_sums_written_out():
 
 @torch.no_grad()
 def test_start_is_as_specified():
-    torch.manual_seed(0)
     model = LanguageModel(mgk(4), vocab_size=500, max_seq_len=8, cutoffs=[100], num_layers=4)
     for name, value in model.named_parameters():
         far = 5 / value.numel() ** 0.5  # five standard errors of a mean, in deviations

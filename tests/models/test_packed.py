@@ -100,7 +100,6 @@ def test_causal_models_see_documents_as_padded_and_alone(name, positions):
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_masked_models_see_sequences_as_padded_and_alone(name):
-    torch.manual_seed(0)
     options = {"vocab_size": VOCAB, "max_seq_len": 11, "embed_dim": 14, "head_dim": 5}
     model = MaskedLanguageModel(
         factory(name),

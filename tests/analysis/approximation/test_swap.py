@@ -266,7 +266,6 @@ def test_hashing_and_features_need_the_exponential_kernel(variant):
 
 
 def test_classifiers_are_scored_by_their_errors():
-    torch.manual_seed(0)
     sizes = {"embed_dim": C, "head_dim": E, "num_layers": 1, "mlp_dim": 9}
     task = SequenceClassifier(
         VARIANTS["softmax"],

@@ -82,7 +82,6 @@ class HalfACore(Core):
 @pytest.mark.parametrize("backend", ["reference", "blockwise"])
 @pytest.mark.parametrize("options", [{}, {"num_kv_heads": 2}, {"dropout": 0.5}])
 def test_outputs_and_gradients_are_those_of_the_variant_in_full(backend, options):
-    torch.manual_seed(0)
     full = CosineAttention(EMBED, 4, head_dim=HEAD, **options).double()
     mine = Derived(EMBED, 4, head_dim=HEAD, backend=backend, **options).double()
     weights = {k.removeprefix("core."): v for k, v in full.state_dict().items()}
@@ -134,7 +133,6 @@ def test_copies_have_scores_of_their_own():
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_scores_that_know_positions_keep_every_promise(check):
-    torch.manual_seed(0)
     keep_in_blocks(check, partial(Distances, EMBED, 4, head_dim=HEAD))
 
 

@@ -115,7 +115,6 @@ def broken(cls, checks=CHECKS):
 
 @pytest.mark.parametrize(("cls", "check"), taking_turns([Tempered, GatedMGK], CHECKS))
 def test_layers_with_hooks_keep_every_promise(cls, check):
-    torch.manual_seed(0)
     keep_in_blocks(check, partial(cls, EMBED, H, head_dim=HEAD))
 
 
@@ -211,12 +210,10 @@ def of_example(name):
 
 @pytest.mark.parametrize(("name", "check"), taking_turns(["MultiToken", "Interleaved"], CHECKS))
 def test_examples_keep_every_promise(name, check):
-    torch.manual_seed(0)
     keep_in_blocks(check, partial(of_example(name), EMBED, H, head_dim=HEAD))
 
 
 def test_multi_token_attention_is_its_sum():
-    torch.manual_seed(0)
     layer = of_example("MultiToken")(EMBED, H, head_dim=HEAD).double()
     x = torch.randn(B, N, EMBED, dtype=torch.float64)
     q, k = (p(x).unflatten(-1, (H, -1)).transpose(1, 2) for p in (layer.query_proj, layer.key_proj))
@@ -231,7 +228,6 @@ def test_multi_token_attention_is_its_sum():
 
 
 def test_interleaved_heads_are_their_sum():
-    torch.manual_seed(0)
     pseudo = 2
     layer = of_example("Interleaved")(EMBED, H, head_dim=HEAD, num_pseudo=pseudo).double()
     with torch.no_grad():

@@ -142,7 +142,6 @@ def by_loops(layer, x, key_mask):
 @EVERY
 @pytest.mark.parametrize("backend", ["reference", "blockwise"])
 def test_output_and_gradients_are_those_of_the_sums(cls, backend):
-    torch.manual_seed(0)
     layer = moved(cls, C, H, head_dim=E, backend=backend).double()
     x = torch.randn(B, N, C, dtype=torch.float64)
     mask = torch.rand(B, N) < 0.7
@@ -179,7 +178,6 @@ WITHOUT_DOCUMENTS = {cls for cls in CLASSES if cls not in (GatedAttention, Diffe
     ],
 )
 def test_moved_layers_keep_every_promise(cls, check):
-    torch.manual_seed(0)
     given = {"head_dim": E} if check != "arguments" else {}
     if check == "arguments":  # of the class itself
         CHECKS[check].run(partial(cls, C, 4, head_dim=E))
@@ -190,7 +188,6 @@ def test_moved_layers_keep_every_promise(cls, check):
 @EVERY
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_is_finite_where_scores_are_large_and_rows_are_empty(cls, dtype):
-    torch.manual_seed(0)
     layer = cls(C, H, head_dim=E, dropout=0.3).to(dtype)
     mask = torch.ones(B, N, dtype=torch.bool)
     mask[1] = False
@@ -205,7 +202,6 @@ def test_low_precision_is_finite_where_scores_are_large_and_rows_are_empty(cls, 
 
 @EVERY
 def test_packed_documents_and_grouped_keys_and_rotary(cls):
-    torch.manual_seed(0)
     layer = moved(cls, C, 4, head_dim=6, num_kv_heads=2, rotary_dim=4).double()
     x = torch.randn(1, N, C, dtype=torch.float64)
     whole = layer(x, is_causal=True, cu_seqlens=torch.tensor([0, 3, 3, N]))
@@ -216,7 +212,6 @@ def test_packed_documents_and_grouped_keys_and_rotary(cls):
 
 @EVERY
 def test_blocks_keep_no_map(cls):
-    torch.manual_seed(0)
     layer, kept = cls(C, 4, head_dim=E, backend="blockwise"), []
     keep = torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, id)
     with small_blocks(), keep:
@@ -229,7 +224,6 @@ def test_blocks_keep_no_map(cls):
 
 def test_talking_before_the_softmax_is_fish_with_a_global_head_for_every_head():
     """Output and every gradient, on FiSH's engines."""
-    torch.manual_seed(0)
     talking = moved(TalkingHeadsAttention, C, H, head_dim=E, backend="reference").double()
     with torch.no_grad():
         talking.after.copy_(torch.eye(H))
@@ -283,7 +277,6 @@ def limit(layer):
 
 @pytest.mark.parametrize("cls", [cls for cls in CLASSES if cls is not DifferentialAttention])
 def test_each_is_softmax_attention_in_a_limit(cls):
-    torch.manual_seed(0)
     layer, plain = (kind(C, H, head_dim=E).double() for kind in (cls, SoftmaxAttention))
     plain.load_state_dict(layer.state_dict(), strict=False)
     x = torch.randn(B, N, C, dtype=torch.float64)
@@ -292,7 +285,6 @@ def test_each_is_softmax_attention_in_a_limit(cls):
 
 
 def test_the_difference_of_equal_maps_is_a_share_of_softmax_attention():
-    torch.manual_seed(0)
     layer, plain = (
         kind(C, H, head_dim=E, bias=False).double()
         for kind in (DifferentialAttention, SoftmaxAttention)

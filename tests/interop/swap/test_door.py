@@ -293,7 +293,6 @@ def test_attention_with_heads_in_the_batch_is_listed():
     ],
 )
 def test_keywords_of_functions_are_followed(weights):
-    torch.manual_seed(0)
     model, x = Written(weights), torch.randn(2, 5, 24)
     new, report = swapped(model, "softmax", example=x, written_out=True)
     assert [layer.swapped for layer in report.layers] == [True]
@@ -302,7 +301,6 @@ def test_keywords_of_functions_are_followed(weights):
 
 # ---------------------------------------------------------------------- the report
 def test_the_report_counts_what_is_there():
-    torch.manual_seed(0)
     model, call = timm_model("ViT")
     old = sum(p.numel() for p in model.parameters())
     before = call(model)
@@ -367,7 +365,6 @@ def test_shifted_keys():
 
     With keys of one norm the only difference is that of the shifts.
     """
-    torch.manual_seed(0)
     model, call = timm_model("Swin 2")
     new, report = swapped(model, "smgk", example=call, spread=1e-7, written_out=True)
     assert report.layers[0].components == (1, 2)
@@ -483,7 +480,6 @@ def test_recipes_of_another_form_are_named(where, value, message):
 
 
 def test_a_recipe_builds_a_model_without_weights():
-    torch.manual_seed(0)
     model, call = TORCH["encoder"]()
     model, report = lit_probattn.swap(model, "mgk", heads=0.5)
     with torch.device("meta"):
@@ -497,7 +493,6 @@ def test_a_recipe_builds_a_model_without_weights():
 
 
 def test_swapped_models_can_be_copied_and_pickled(tmp_path):
-    torch.manual_seed(0)
     model, call = TORCH["encoder"]()
     model, _ = lit_probattn.swap(model, "mgk", heads=0.5)
     torch.save(model, tmp_path / "model.pt")

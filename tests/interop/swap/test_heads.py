@@ -53,7 +53,6 @@ def test_components_lie_around_the_key_that_they_were():
 
 
 def test_the_error_of_starting_apart_is_of_second_order():
-    torch.manual_seed(0)
     model, call = TORCH["encoder"]()
     before = call(model)
     errors = [(call(swapped(model, spread=s)[0]) - before).norm() for s in (0.02, 0.04)]
@@ -62,7 +61,6 @@ def test_the_error_of_starting_apart_is_of_second_order():
 
 @pytest.mark.parametrize("spread", [0.0, None])
 def test_equal_components_never_separate_and_others_do(spread):
-    torch.manual_seed(0)
     model, call = TORCH["encoder"]()
     options = {} if spread is None else {"spread": spread}
     model, report = lit_probattn.swap(model, "mgk", **options)
@@ -91,7 +89,6 @@ def distance(layer: nn.Module) -> float:
 @pytest.mark.parametrize("score", ["dot", "gaussian"])
 def test_a_factor_per_head_multiplies_scores(score):
     """Products are linear in the query; squared distances need both sides."""
-    torch.manual_seed(0)
     query, key, factor = draw(2, 3, 5, 4), draw(2, 6, 7, 4), torch.rand(1, 3, 1, 1).double() + 0.5
     core = Settings(score=score).make_core(HeadLayout(3, 3, 3, 3, 4, 4, keys_per_head=2))
 
@@ -117,7 +114,6 @@ def test_groups_are_the_most_similar_heads():
 
 def test_a_cut_for_rotary_positions_is_the_best_that_commutes_with_them():
     """Squared error of the logits over many distances: no nearby maps are better."""
-    torch.manual_seed(0)
     query, keys = draw(G, K, E, C), draw(K, E, C)
     angles = 100.0 * torch.rand(400, E // 2, dtype=torch.float64)
     for layout in ("halves", "neighbours"):
@@ -148,7 +144,6 @@ TURNS = (torch.cos, torch.sin)
 
 
 def test_more_components_than_joined_heads():
-    torch.manual_seed(0)
     model, call = TORCH["encoder"]()
     two, _ = swapped(model, "mgk", heads=0.5)
     four, report = swapped(model, "mgk", heads=0.5, num_components=4, spread=0.0)

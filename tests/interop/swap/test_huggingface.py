@@ -331,7 +331,6 @@ def test_normed_keys_start_exact_with_gaussian_scores():
 
 
 def test_what_would_be_lost_is_refused_by_name():
-    torch.manual_seed(0)
     model = T.Gemma2ForCausalLM(T.Gemma2Config(**GROUPED))
     with pytest.raises(ValueError, match="soft cap") as error:
         lit_probattn.swap(model)
@@ -393,7 +392,6 @@ def test_training_with_attention_dropout_is_one_graph(heads):
 
 def test_training_with_dropout_and_checkpointing():
     """Attention dropout of the config runs in our core; recomputation draws the same."""
-    torch.manual_seed(0)
     config = T.LlamaConfig(attention_dropout=0.3, **GROUPED)
     model = randomised(T.LlamaForCausalLM(config))
     model, _ = lit_probattn.swap(model, "mgk", heads=0.5)
@@ -430,7 +428,6 @@ def git():
 @pytest.mark.parametrize("make", [bigbird_pegasus, git])
 def test_layers_that_add_their_masks_get_masks_to_add(make):
     """Of models with eager attention only: true and false would be added as 1 and 0."""
-    torch.manual_seed(0)
     host = randomised(make().eval())
     tokens = torch.randint(3, 53, (2, 9))
     call = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}

@@ -135,7 +135,6 @@ def test_whole_layers_can_be_checkpointed(swapped):
 
 # ---------------------------------------------------------------------- what is refused
 def test_a_frozen_layer_gets_a_frozen_core_and_tied_embeddings_stay_tied():
-    torch.manual_seed(0)
     model = T.LlamaForCausalLM(T.LlamaConfig(tie_word_embeddings=True, **GROUPED))
     model.model.layers[0].requires_grad_(False)
     lit_probattn.swap(model, "mgk", heads=0.5)
