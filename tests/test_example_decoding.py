@@ -12,6 +12,7 @@ from examples.studies import decoding
 from lit_probattn.models.search import Hypothesis, greedy
 from profiling import study
 from tests.support.forks import program
+from tests.support.helpers import error_of
 from tests.support.paths import ROOT
 
 SMALL = ["--lengths", "2", "5", "--tokens", "4", "--source", "6", "--batch", "2"]
@@ -76,11 +77,9 @@ def test_command_writes_all_parts(tmp_path, capsys, monkeypatch, sketches):
     assert "error" not in capsys.readouterr().err
 
 
-def test_unknown_variants_are_refused(capsys):
-    assert decoding.main(["--variants", "softmax 5"]) == 1
-    assert "unknown variant 'softmax 5'; expected some of softmax 4, MGK 2" in (
-        capsys.readouterr().err
-    )
+def test_unknown_variants_are_refused():
+    line = error_of(["--variants", "softmax 5"], decoding.main, 1)
+    assert "unknown variant 'softmax 5'; expected some of softmax 4, MGK 2" in line
 
 
 def test_every_translation_is_as_long_as_asked():

@@ -25,7 +25,7 @@ from lit_probattn.experiments.page import read
 from lit_probattn.records.figures import MAX_BYTES
 from lit_probattn.training.trained import open_trained
 from tests.analysis.made import checkpoint, open_once
-from tests.support.helpers import with_options
+from tests.support.helpers import error_of, with_options
 from tests.support.patching import check_figures
 from tests.support.slow import mostly_slow
 
@@ -89,7 +89,7 @@ def test_series_of_the_archive(tmp_path):
     assert len(pd.read_csv(tmp_path / "out" / "head_distance.csv")) == 6
 
 
-def test_report_puts_models_side_by_side(tmp_path, capsys):
+def test_report_puts_models_side_by_side(tmp_path):
     folder = tmp_path / "all"
     ranks = {"dense": 7, "sparse": 3}
     for name, value in ranks.items():
@@ -112,8 +112,8 @@ def test_report_puts_models_side_by_side(tmp_path, capsys):
     summary = pd.read_csv(folder / "summary.csv").set_index(["model", "layer"])
     assert summary.loc[("sparse", 1), "relative rank"] == 0.3
     assert summary.loc[("dense", 2), "relative rank"] == 1.0
-    assert main(["report", "--folder", str(tmp_path / "runs")]) == 2
-    assert "expected MODEL/STUDY.md" in capsys.readouterr().err
+    line = error_of(["report", "--folder", str(tmp_path / "runs")], main)
+    assert "expected MODEL/STUDY.md" in line
 
 
 @pytest.mark.usefixtures("sketches")
@@ -181,12 +181,12 @@ def test_curves_of_several_runs(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("labels", [("", ""), ("a", "a"), ("x/0", "")])
-def test_runs_of_one_label_are_not_merged(labels, tmp_path, capsys):
+def test_runs_of_one_label_are_not_merged(labels, tmp_path):
     """Folders a/x/0 and b/x/0 have the same label unless one is given."""
     runs = [write_run(tmp_path / name / "x/0", train_loss=[3.0, 2.0]) for name in "ab"]
     named = [f"{label}={run}".lstrip("=") for label, run in zip(labels, runs, strict=True)]
     given = ["learning_curves", "--runs", *named, "--out", str(tmp_path / "out")]
-    assert f"duplicate label {labels[0] or 'x/0'}" in error(capsys, given)
+    assert f"duplicate label {labels[0] or 'x/0'}" in error_of(given, main)
 
 
 @pytest.mark.parametrize(
@@ -228,61 +228,45 @@ def test_no_best_value_is_chosen_of_the_test_split(tmp_path):
     assert "0.6" not in told
 
 
-def test_curves_of_what_was_not_logged(tmp_path, capsys):
+def test_curves_of_what_was_not_logged(tmp_path):
     run = write_run(tmp_path / "a/0", train_loss=[3.0])
     out = ["--out", str(tmp_path / "out")]
-    assert main(["learning_curves", "--runs", str(run), "--metrics", "val/f1", *out]) == 2
-    assert "no run logged val/f1; logged: train/loss" in capsys.readouterr().err
+    line = error_of(["learning_curves", "--runs", str(run), "--metrics", "val/f1", *out], main)
+    assert "no run logged val/f1; logged: train/loss" in line
 
 
-def error(capsys, arguments: list[str]) -> str:
-    assert main(arguments) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()[-1:]
-    assert line.startswith("error: ")
-    return line
-
-
-def refused(capsys, arguments: list[str]) -> str:
-    with pytest.raises(SystemExit) as stop:
-        main(arguments)
-    assert stop.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: argument --")
-    return line
-
-
-def test_wrong_use_is_one_line(tmp_path, capsys, monkeypatch):
+def test_wrong_use_is_one_line(tmp_path, monkeypatch):
     open_once(monkeypatch)
     path = checkpoint(tmp_path, "sequence", "LinearFiSHAttention", num_global_heads=2)
     given = flags(path, tmp_path / "out")
-    assert "did you mean 'spectrum'" in error(capsys, ["spectrun"])
-    assert "linear FiSH mixes states" in error(capsys, ["rank", *given])
-    assert "expected MGKAttention" in error(capsys, ["responsibilities", *given])
-    assert "needs MGKAttention" in error(capsys, ["query_likelihood", *given])
-    assert "--num_samples: must be at least 1, received 0" in refused(
-        capsys, ["rank", *given, "--num_samples", "0"]
+    assert "did you mean 'spectrum'" in error_of(["spectrun"], main)
+    assert "linear FiSH mixes states" in error_of(["rank", *given], main)
+    assert "expected MGKAttention" in error_of(["responsibilities", *given], main)
+    assert "needs MGKAttention" in error_of(["query_likelihood", *given], main)
+    assert "--num_samples: must be at least 1, received 0" in error_of(
+        ["rank", *given, "--num_samples", "0"], main
     )
-    assert "--data.seed: expected a value" in refused(capsys, ["rank", *given, "--data.seed"])
-    assert "--data.seed: expected a value" in error(capsys, ["rank", *given, "--data.seed="])
-    line = error(capsys, ["rank", *given, "--data.min_length", "[1"])
+    assert "--data.seed: expected a value" in error_of(["rank", *given, "--data.seed"], main)
+    assert "--data.seed: expected a value" in error_of(["rank", *given, "--data.seed="], main)
+    line = error_of(["rank", *given, "--data.min_length", "[1"], main)
     assert "--data.min_length [1: not valid YAML: expected ',' or ']'" in line
-    assert "--seed: must be at least 0, received -1" in refused(
-        capsys, ["rank", *given, "--seed", "-1"]
+    assert "--seed: must be at least 0, received -1" in error_of(
+        ["rank", *given, "--seed", "-1"], main
     )
-    assert "num_trian" in error(capsys, ["rank", *given, "--data.num_trian", "3"])
-    assert "unknown device" in error(capsys, ["rank", *with_options(given, "--device", "tpus")])
-    assert "must be positive" in error(capsys, ["rank", *given, "--threshold", "0"])
+    assert "num_trian" in error_of(["rank", *given, "--data.num_trian", "3"], main)
+    assert "unknown device" in error_of(["rank", *with_options(given, "--device", "tpus")], main)
+    assert "must be positive" in error_of(["rank", *given, "--threshold", "0"], main)
     missing = [*flags(tmp_path / "no.ckpt", tmp_path), "--num_samples", "1"]
-    assert "checkpoint not found" in error(capsys, ["rank", *missing])
+    assert "checkpoint not found" in error_of(["rank", *missing], main)
     config = path.parent.parent / "config.yaml"
     content = yaml.safe_load(config.read_text(encoding="utf-8"))
     content["model"]["init_args"]["embed_dim"] = 12
     other = tmp_path / "other.yaml"
     other.write_text(yaml.safe_dump(content))
-    line = error(capsys, ["rank", *given, "--config", str(other)])
+    line = error_of(["rank", *given, "--config", str(other)], main)
     assert "does not match the configuration" in line
     config.unlink()
-    line_without = error(capsys, ["rank", *given, "--data.seed", "1"])
+    line_without = error_of(["rank", *given, "--data.seed", "1"], main)
     assert "pass --config runs/NAME/0/config.yaml" in line_without
     assert "size mismatch" in line
 
@@ -294,19 +278,19 @@ def test_wrong_use_is_one_line(tmp_path, capsys, monkeypatch):
         *(("decision", study) for study in ("rank", "approximate")),
     ],
 )
-def test_models_of_other_inputs_are_refused_in_one_line(task, study, tmp_path, capsys, monkeypatch):
+def test_models_of_other_inputs_are_refused_in_one_line(task, study, tmp_path, monkeypatch):
     open_once(monkeypatch)
     path = checkpoint(tmp_path, task, "MGKAttention")
     name = {"translation": "Translation", "decision": "DecisionMaking"}[task]
-    assert name in error(capsys, [study, *flags(path, tmp_path / "out")])
+    assert name in error_of([study, *flags(path, tmp_path / "out")], main)
 
 
-def test_cuda_that_is_not_there(tmp_path, capsys):
+def test_cuda_that_is_not_there(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("there is one")
     path = checkpoint(tmp_path, "sequence", "SoftmaxAttention")
     given = with_options(flags(path, tmp_path), "--device", "cuda")
-    assert "use --device cpu" in error(capsys, ["rank", *given])
+    assert "use --device cpu" in error_of(["rank", *given], main)
 
 
 @pytest.mark.usefixtures("sketches")

@@ -19,6 +19,7 @@ from lit_probattn.attention import LinearAttention, SoftmaxAttention
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.rows import RowStore
 from tests.analysis.made import change, checkpoint, layer_call, open_once
+from tests.support.helpers import error_of
 from tests.support.patching import check_figures
 
 
@@ -269,13 +270,14 @@ def test_spectrum_of_layers_one_after_another_is_that_of_all_at_once(tmp_path, m
         assert found[0] == found[1]
 
 
-def test_spectrum_refuses_what_memory_or_data_do_not_allow(tmp_path, capsys):
+def test_spectrum_refuses_what_memory_or_data_do_not_allow(tmp_path):
     path = checkpoint(tmp_path, "text", "SoftmaxAttention")
     flags = ["spectrum", "--checkpoint", str(path), "--out", str(tmp_path / "out")]
-    assert main([*flags, "--length", "17"]) == 2
-    assert "no sequence of val has 17 positions" in capsys.readouterr().err
-    assert main([*flags, "--length", "16", "--max_gigabytes", "1e-6"]) == 2
-    assert "reduce --num_samples" in capsys.readouterr().err
+    assert "no sequence of val has 17 positions" in error_of(
+        [*flags, "--length", "17"], main, alone=False
+    )
+    line = error_of([*flags, "--length", "16", "--max_gigabytes", "1e-6"], main, alone=False)
+    assert "reduce --num_samples" in line
 
 
 def test_statistics_of_uniform_and_diagonal_maps():

@@ -6,7 +6,6 @@ import shutil
 from functools import partial
 
 import pytest
-import torch
 
 from lit_probattn.attention.own.contract import CHECKS, EMBED, HEAD
 from tests.attention.addition_proof import LINE, add

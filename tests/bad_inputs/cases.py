@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import io
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from pathlib import Path
 from datamodules.__main__ import main as data_main
 from lit_probattn.__main__ import main
 from lit_probattn.base.errors import ConfigError, DataError
+from tests.support.helpers import error_of
 from tests.support.paths import ROOT
 from tests.support.runs import arguments
 
@@ -54,23 +53,10 @@ def message_of(case: Case, folder: Path) -> str:
 
 
 def command_error(command: list[str], door: Callable[[list[str]], int] = main) -> str:
-    """The one line on stderr of a command that fails.
-
-    Raises:
-        AssertionError: it succeeds, says nothing, says more than a line, or shows a traceback.
-    """
-    told, output = io.StringIO(), io.StringIO()
-    streams = contextlib.redirect_stderr(told), contextlib.redirect_stdout(output)
-    with streams[0], streams[1], warnings.catch_warnings():
+    """The one line on stderr of a command that fails."""
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try:
-            status = door(command)
-        except SystemExit as stop:  # of a parser
-            status = stop.code
-    lines = [line for line in told.getvalue().splitlines() if line.startswith("error")]
-    assert status in (1, 2), f"exit status {status}"
-    assert len(lines) == 1, told.getvalue()
-    return lines[0]
+        return error_of(command, door, None)
 
 
 def fit(*more: str, attention: str | None = None) -> Callable[[Path], str]:

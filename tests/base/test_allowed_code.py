@@ -20,7 +20,8 @@ from lit_probattn.compare.own import main as compare
 from lit_probattn.configs import attention_factory, class_of, instantiate
 from lit_probattn.convert.to_mgk import main as convert
 from profiling.cli import main as profile
-from tests.support.runs import arguments, error_of
+from tests.support.helpers import error_of
+from tests.support.runs import arguments
 
 ENTRY = {"class_path": "strange.X", "init_args": {}}
 DOORS = {
@@ -84,18 +85,15 @@ def test_a_module_in_the_working_folder_is_not_imported(folder, door, on_path, m
     ],
     ids=" ".join,
 )
-def test_no_flag_of_a_run_imports_it(folder, more, capsys):
+def test_no_flag_of_a_run_imports_it(folder, more):
     (folder / "own.yaml").write_text("trainer: {callbacks: [{class_path: strange.X}]}")
-    line = error_of(arguments("fit", folder, *more), capsys)
-    assert "add --allow_code strange" in line
+    assert "add --allow_code strange" in error_of(arguments("fit", folder, *more))
     assert not (folder / "ran").exists()
 
 
 @listed_once
-def test_what_is_allowed_is_imported_with_all_that_it_needs(folder, capsys):
-    line = error_of(
-        arguments("fit", folder, "--allow_code", "strange", "--data", "strange.X"), capsys
-    )
+def test_what_is_allowed_is_imported_with_all_that_it_needs(folder):
+    line = error_of(arguments("fit", folder, "--allow_code", "strange", "--data", "strange.X"))
     assert "subclass of LightningDataModule" in line
     assert (folder / "ran").exists()
     assert class_of("strange.X").__module__ == "strange"

@@ -13,15 +13,8 @@ from lit_probattn.cli.app import RunCLI, main
 from lit_probattn.training.checkpoints import list_checkpoints
 from lit_probattn.training.run_folder import config_differences
 from lit_probattn.training.run_record import read_starts
-from tests.support.runs import (
-    ROOT,
-    arguments,
-    error_of,
-    metrics,
-    only_version,
-    run,
-    write_attention,
-)
+from tests.support.helpers import error_of
+from tests.support.runs import ROOT, arguments, metrics, only_version, run, write_attention
 from tests.support.slow import mostly_slow
 
 # Validations after steps 2 and 4.
@@ -146,8 +139,8 @@ def test_schedule_as_long_as_the_run_makes_max_steps_part_of_the_configuration()
 
 
 @pytest.mark.parametrize("command", mostly_slow(["validate", "test", "predict"], ["predict"]))
-def test_evaluation_needs_weights(command, trained, capsys):
-    assert "--ckpt_path best" in error_of(arguments(command, trained), capsys)
+def test_evaluation_needs_weights(command, trained):
+    assert "--ckpt_path best" in error_of(arguments(command, trained))
 
 
 def test_validation_repeats_the_value_logged_in_training(trained):
@@ -187,9 +180,9 @@ def test_test_writes_results_of_the_best_checkpoint(trained, capsys):
     assert report["test/accuracy"] == pytest.approx(accuracy)
 
 
-def test_weights_of_another_model_are_refused(trained, capsys):
+def test_weights_of_another_model_are_refused(trained):
     more = ("--ckpt_path", "last", "--model.init_args.embed_dim", "8")
-    line = error_of(arguments("test", trained, *more), capsys)
+    line = error_of(arguments("test", trained, *more))
     assert "does not match this configuration" in line
     assert (
         "with other shapes (first model.embedding.tokens.weight: [257, 16], expected [257, 8]"

@@ -9,6 +9,7 @@ from lit_probattn.base.errors import ConfigError
 from lit_probattn.cli.app import main
 from lit_probattn.cli.files import files_before_flags, read_config_files
 from lit_probattn.configs import compose
+from tests.support.helpers import error_of
 from tests.support.paths import CONFIGS
 from tests.support.runs import TASK, write_attention
 
@@ -59,7 +60,7 @@ LINKED = {
 
 @pytest.mark.parametrize("key", LINKED)
 @pytest.mark.parametrize("form", ["nested", "dotted", "flag", "short flag"])
-def test_what_the_data_or_the_seed_decide_is_refused(key, form, tmp_path, capsys):
+def test_what_the_data_or_the_seed_decide_is_refused(key, form, tmp_path):
     part, _, name = key.split(".")
     own = tmp_path / "own.yaml"
     nested = {part: {"init_args": {name: 7}}}
@@ -67,10 +68,7 @@ def test_what_the_data_or_the_seed_decide_is_refused(key, form, tmp_path, capsys
     words = ["fit", "--config", TASK, "--config", write_attention(tmp_path)]
     given = f"{part}.{name}" if form == "short flag" else key
     words += [f"--{given}=7"] if "flag" in form else ["--config", str(own)]
-    assert main([*words, "--print_config"]) == 2
-    error = capsys.readouterr().err
-    assert f"{given} is set by {LINKED[key]}" in error
-    assert error.count("\n") == 1
+    assert f"{given} is set by {LINKED[key]}" in error_of([*words, "--print_config"])
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, WandbLogger
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.cli.errors import explain
 from lit_probattn.cli.loggers import PendingLogger, pending, with_folder
-from tests.support.runs import arguments, error_of
+from tests.support.helpers import error_of
+from tests.support.runs import arguments
 
 CSV = "lightning.pytorch.loggers.CSVLogger"
 FLAG = "--trainer.logger.init_args.save_dir="
@@ -77,9 +78,9 @@ class LeavingFolders(Refusing):
         super().__init__()
 
 
-def test_a_logger_that_refuses_leaves_no_run_folder(tmp_path, capsys):
+def test_a_logger_that_refuses_leaves_no_run_folder(tmp_path):
     named = f"{__name__}.LeavingFolders"
-    line = error_of(arguments("fit", tmp_path, "--trainer.logger", named), capsys)
+    line = error_of(arguments("fit", tmp_path, "--trainer.logger", named))
     assert line == "error: trainer.logger: LeavingFolders: no key is configured"
     assert not list((tmp_path / "runs").glob("*/*"))
 

@@ -11,8 +11,9 @@ from lit_probattn.cli.app import main
 from lit_probattn.cli.files import config_files, read_config_files, run_name, with_named_files
 from lit_probattn.configs import read_yaml
 from lit_probattn.training.checkpoints import list_checkpoints
+from tests.support.helpers import error_of
 from tests.support.paths import ROOT
-from tests.support.runs import error_of, fingerprint, run
+from tests.support.runs import fingerprint, run
 
 TASK, SMGK = "configs/tasks/tiny/lra_text.yaml", "configs/attention/smgk.yaml"
 NAMES = ["--task", "tiny/lra_text", "--attention", "smgk"]
@@ -127,5 +128,5 @@ def test_evaluations_take_names(command, tmp_path, monkeypatch):
         ([*NAMES, "--atention", "smgk"], "unknown key 'atention'; did you mean 'attention'?"),
     ],
 )
-def test_what_is_wrong_is_one_line(words, expected, capsys):
-    assert expected in error_of(["fit", *words], capsys)
+def test_what_is_wrong_is_one_line(words, expected):
+    assert expected in error_of(["fit", *words])

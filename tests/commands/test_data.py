@@ -11,6 +11,7 @@ from lit_probattn.cli.app import check_arguments
 from lit_probattn.commands import data
 from lit_probattn.configs import read_yaml
 from tests.datamodules.test_commands import write_reviews
+from tests.support.helpers import error_of
 from tests.support.paths import CONFIGS
 
 
@@ -99,16 +100,12 @@ def test_what_is_neither_a_task_nor_a_data_set_is_one_line(capsys):
         ("model: {}", "data.class_path"),
     ],
 )
-def test_a_task_without_a_registered_data_set_is_one_line(
-    tmp_path, monkeypatch, capsys, text, named
-):
+def test_a_task_without_a_registered_data_set_is_one_line(tmp_path, monkeypatch, text, named):
     """A class of another package is not the registered one of the same name."""
     path = tmp_path / "tasks/mine.yaml"
     path.parent.mkdir()
     path.write_text(f"{text}\n")
     monkeypatch.setenv("LIT_PROBATTN_CONFIGS", str(tmp_path))
-    assert main(["data", "check", "mine"]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
+    error = error_of(["data", "check", "mine"])
     assert "mine" in error
     assert named in error

@@ -30,6 +30,7 @@ from tests.compare.tiny import (
     run_here,
     write_tables,
 )
+from tests.support.helpers import error_of
 from tests.support.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("sketches")
@@ -247,8 +248,7 @@ def test_the_command_runs_chains(tmp_path, capsys, monkeypatch):
         capsys.readouterr().out
     )
     assert [sum(run.result() is not None for run in report.runs) for report in written[-1:]] == [6]
-    assert main([*words, "--set", "thir:a=1"]) == 2
-    assert "--set thir:a: unknown task 'thir'" in capsys.readouterr().err
+    assert "--set thir:a: unknown task 'thir'" in error_of([*words, "--set", "thir:a=1"], main)
 
 
 def test_a_circle_of_several_starts_is_refused(tmp_path):
@@ -258,11 +258,11 @@ def test_a_circle_of_several_starts_is_refused(tmp_path):
         read_tasks(folder)
 
 
-def test_a_seed_of_starts_is_for_chains(tmp_path, capsys):
+def test_a_seed_of_starts_is_for_chains(tmp_path):
     tables = write_tables(tmp_path / "tables")
     words = ["tiny", "--tables", str(tables), "--runs", str(tmp_path), "--start_seed", "1"]
-    assert main([*words, "--dry-run"]) == 2
-    assert "--start_seed: no run of tiny starts from another run" in capsys.readouterr().err
+    line = error_of([*words, "--dry-run"], main)
+    assert "--start_seed: no run of tiny starts from another run" in line
 
 
 SENTENCES = (

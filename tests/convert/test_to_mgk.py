@@ -16,6 +16,7 @@ from lit_probattn.convert.to_mgk import main
 from lit_probattn.tasks import SequenceClassifier
 from lit_probattn.training.checkpoints import load_checkpoint
 from tests.analysis import made
+from tests.support.helpers import error_of
 
 C, E, H, K = 11, 3, 4, 2
 
@@ -114,8 +115,7 @@ def test_command_without_data(tmp_path, capsys):
     checkpoint = checkpoint.rename(tmp_path / "alone.ckpt")
     out = tmp_path / "mgk.ckpt"
     command = [str(checkpoint), str(out), "--weights_only", "--num_components", "4"]
-    assert main(command) == 2
-    assert "--head_dim" in capsys.readouterr().err
+    assert "--head_dim" in error_of(command, main)
     assert main([*command, "--head_dim", str(E), "--value_head_dim", "5"]) == 0
     assert "not measured (no inputs)" in capsys.readouterr().out
     new, _ = load_converted(out)
@@ -173,8 +173,7 @@ def test_command_names_what_is_wrong(tmp_path, capsys):
     broken = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text(encoding="utf-8"))
     broken["data"]["class_path"] = "datamodules.Nothing"
     (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(broken))
-    assert main([str(checkpoint), str(out)]) == 2
-    assert "datamodules.Nothing" in capsys.readouterr().err
+    assert "datamodules.Nothing" in error_of([str(checkpoint), str(out)], main)
 
 
 @pytest.mark.parametrize("flags", [[], ["--weights_only", "--head_dim", str(E)]], ids=len)
@@ -187,17 +186,16 @@ def test_command_names_what_is_wrong(tmp_path, capsys):
     ],
 )
 def test_other_attention_with_the_same_parameters_is_refused(
-    tmp_path, capsys, attention, options, word, flags
+    tmp_path, attention, options, word, flags
 ):
     """Its parameters have the names and shapes of those of dot-product softmax attention."""
     _, checkpoint = make_run(tmp_path / "run", attention, **options)
     out = tmp_path / "mgk.ckpt"
-    assert main([str(checkpoint), str(out), *flags]) == 2
-    assert word in capsys.readouterr().err
+    assert word in error_of([str(checkpoint), str(out), *flags], main)
     assert not out.exists()
 
 
-def test_other_attention_of_one_layer_is_refused(tmp_path, capsys):
+def test_other_attention_of_one_layer_is_refused(tmp_path):
     _, checkpoint = make_run(tmp_path / "run")
     path = tmp_path / "run" / "config.yaml"
     config = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -208,8 +206,8 @@ def test_other_attention_of_one_layer_is_refused(tmp_path, capsys):
     }
     path.write_text(yaml.safe_dump(config))
     out = tmp_path / "mgk.ckpt"
-    assert main([str(checkpoint), str(out), "--weights_only", "--head_dim", str(E)]) == 2
-    assert "score=gaussian" in capsys.readouterr().err
+    line = error_of([str(checkpoint), str(out), "--weights_only", "--head_dim", str(E)], main)
+    assert "score=gaussian" in line
 
 
 def test_series_are_converted(tmp_path, capsys):
@@ -289,14 +287,14 @@ def test_fish_is_written_with_its_own_file(tmp_path, capsys):
     task.load_state_dict(load_checkpoint(out)["state_dict"])
 
 
-def test_heads_with_a_bias_each_are_refused(tmp_path, capsys):
+def test_heads_with_a_bias_each_are_refused(tmp_path):
     """A Swin Transformer is opened, but its relative positions are a bias per head."""
     checkpoint = made.checkpoint(tmp_path, "picture", "SoftmaxAttention")
-    assert main([str(checkpoint), str(tmp_path / "mgk.ckpt"), "--num_batches", "1"]) == 2
-    assert "per-head biases (relative positions)" in capsys.readouterr().err
+    line = error_of([str(checkpoint), str(tmp_path / "mgk.ckpt"), "--num_batches", "1"], main)
+    assert "per-head biases (relative positions)" in line
 
 
-def test_a_conversion_to_nan_is_not_written(tmp_path, monkeypatch, capsys):
+def test_a_conversion_to_nan_is_not_written(tmp_path, monkeypatch):
     _, checkpoint = make_run(tmp_path / "run")
     out = tmp_path / "mgk.ckpt"
 
@@ -306,7 +304,7 @@ def test_a_conversion_to_nan_is_not_written(tmp_path, monkeypatch, capsys):
         return new
 
     monkeypatch.setattr("lit_probattn.convert.to_mgk.put_layers", spoilt)
-    assert main([str(checkpoint), str(out)]) == 2
-    assert "blocks.1.attention.core.prior.value contains NaN" in capsys.readouterr().err
+    line = error_of([str(checkpoint), str(out)], main)
+    assert "blocks.1.attention.core.prior.value contains NaN" in line
     assert not out.exists()
     assert not out.with_suffix(".yaml").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from examples.studies import cached_decoding, packed_documents, talking_heads
+from tests.support.helpers import error_of
 
 
 def test_both_forms_of_talking_heads_compute_the_same():
@@ -41,10 +42,10 @@ def test_packed_documents_report(capsys):
     assert difference < 1e-5
 
 
-def test_cases_of_packed_documents_are_checked(capsys):
+def test_cases_of_packed_documents_are_checked():
     for case in ("16", "x3", "0x5", "axb"):
-        assert packed_documents.main(["--cases", case, "--repeats", "3"]) == 1
-        assert "--cases: expected DOCUMENTSxLONGEST" in capsys.readouterr().err
+        line = error_of(["--cases", case, "--repeats", "3"], packed_documents.main, 1)
+        assert "--cases: expected DOCUMENTSxLONGEST" in line
 
 
 def test_a_cache_is_counted_by_the_numbers_of_a_token(capsys):

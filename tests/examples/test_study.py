@@ -15,6 +15,7 @@ from lit_probattn.base.errors import ConfigError
 from lit_probattn.configs import read_yaml
 from profiling import study
 from profiling.study import Report, add_timing, command, measure_sides, shown
+from tests.support.helpers import error_of
 from tests.support.paths import CONFIGS, ROOT
 
 # Modules of `examples/studies` that print no report.
@@ -42,12 +43,8 @@ def test_every_study_has_help(name, capsys):
         (step_ratio, ["--repeats", "many"], "argument --repeats: invalid"),
     ],
 )
-def test_wrong_words_are_one_line(module, words, expected, capsys):
-    with pytest.raises(SystemExit) as stop:
-        module.main(words)
-    assert stop.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert expected in line
+def test_wrong_words_are_one_line(module, words, expected):
+    assert expected in error_of(words, module.main)
 
 
 def test_the_schedule_of_the_recipe_fits_into_the_least_steps(capsys):
@@ -72,11 +69,8 @@ def test_a_study_runs_with_its_options(capsys):
     assert main([]) == 0
     assert [(options.count, options.repeats) for options in seen] == [(2, 7), (3, 7)]
     for words in (["--count", "1"], ["--repeats", "0"], ["--warmup", "-1"]):
-        with pytest.raises(SystemExit) as stop:
-            main(words)
-        assert stop.value.code == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert f"argument {words[0]}: must be at least {int(words[1]) + 1}" in line
+        least = int(words[1]) + 1
+        assert f"argument {words[0]}: must be at least {least}" in error_of(words, main)
     with pytest.raises(SystemExit):
         main(["--help"])
     shown = " ".join(capsys.readouterr().out.split())
@@ -84,16 +78,15 @@ def test_a_study_runs_with_its_options(capsys):
     assert "timed rounds; default: 7" in shown
 
 
-def test_what_cannot_be_measured_is_one_line(monkeypatch, capsys):
+def test_what_cannot_be_measured_is_one_line(monkeypatch):
     def fail(options):
         raise ConfigError("no such file")
 
     main = command("a", "text", fail, add_timing)
-    assert main([]) == 1
-    assert capsys.readouterr().err == "error: no such file\n"
+    assert error_of([], main, 1) == "error: no such file"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert main(["--device", "cuda:1"]) == 1
-    assert "--device cuda:1: no CUDA device is available" in capsys.readouterr().err
+    line = error_of(["--device", "cuda:1"], main, 1)
+    assert "--device cuda:1: no CUDA device is available" in line
 
 
 def test_ratios_are_taken_within_a_round(monkeypatch):

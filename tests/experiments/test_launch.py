@@ -18,6 +18,7 @@ from lit_probattn.reproduce.__main__ import main
 from tests.compare.test_runner import arguments
 from tests.compare.tiny import run_here
 from tests.support.forks import fork_module
+from tests.support.helpers import error_of
 from tests.support.paths import ROOT
 
 submitit = pytest.importorskip("submitit")
@@ -56,7 +57,7 @@ def test_shards_run_as_jobs_and_the_report_is_written(tmp_path, capsys, executor
 
 
 @pytest.mark.usefixtures("forked", "sketches")
-def test_failed_shard_shows_in_the_exit_status(tmp_path, capsys, monkeypatch):
+def test_failed_shard_shows_in_the_exit_status(tmp_path, monkeypatch):
     run_here(monkeypatch)
     words = arguments(tmp_path, "--only", "listops", "--attempts", "1", "--seeds", "3")
     assert main([*words, "--shard", "0/2"]) == 0
@@ -148,17 +149,15 @@ def test_wrong_parameters_are_one_line(tmp_path, parameters, message):
     assert "\n" not in str(caught.value)
 
 
-def test_wrong_usage(tmp_path, capsys, monkeypatch):
+def test_wrong_usage(tmp_path, monkeypatch):
     words = arguments(tmp_path)
-    assert main([*words, "--executor", "debug", "--shard", "0/2"]) == 2
-    assert "--executor creates the shards: remove --shard" in capsys.readouterr().err
-    assert main([*words, "--executor", "here", "--shards", "2"]) == 2
-    assert "--shards and --slurm require --executor" in capsys.readouterr().err
-    assert main([*words, "--executor", "slurm"]) == 2
-    assert "error: --slurm: " in capsys.readouterr().err  # no SLURM on this machine
+    line = error_of([*words, "--executor", "debug", "--shard", "0/2"], main)
+    assert "--executor creates the shards: remove --shard" in line
+    line = error_of([*words, "--executor", "here", "--shards", "2"], main)
+    assert "--shards and --slurm require --executor" in line
+    assert "error: --slurm: " in error_of([*words, "--executor", "slurm"], main)
     monkeypatch.setitem(sys.modules, "submitit", None)
-    assert main([*words, "--executor", "debug"]) == 2
-    assert 'pip install "lit-probattn[slurm]"' in capsys.readouterr().err
+    assert 'pip install "lit-probattn[slurm]"' in error_of([*words, "--executor", "debug"], main)
 
 
 def raised() -> int:

@@ -13,6 +13,7 @@ from profiling.measure.rows import read_rows
 from profiling.sweep.config import load_sweep
 from profiling.sweep.plan import make_plan
 from tests.profiling.helpers import attention, sweep
+from tests.support.helpers import error_of
 from tests.support.paths import ROOT, shipped
 
 CONFIGS = shipped("measurement")
@@ -39,10 +40,7 @@ def test_shipped_kernel_files_parse(path):
 
 
 def run(capsys, *arguments):
-    try:
-        status = main(arguments)
-    except SystemExit as exit_:
-        status = exit_.code
+    status = main(arguments)
     captured = capsys.readouterr()
     return status, captured.out, captured.err
 
@@ -57,10 +55,8 @@ def run(capsys, *arguments):
         (),
     ],
 )
-def test_flags_are_never_matched_by_prefix(capsys, arguments):
-    status, _, err = run(capsys, *arguments)
-    assert status == 2
-    assert len(err.strip().splitlines()) == 1
+def test_flags_are_never_matched_by_prefix(arguments):
+    error_of(arguments, main)
 
 
 PUBLISHED = {"what": "w", "value": 1, "source": "s", "metric": "macs", "variant": "mgk"}
@@ -113,12 +109,10 @@ def broken(tmp_path, change):
         (lambda c: c["model"].update(kind="language_model", num_classes=2), "num_classes: no eff"),
     ],
 )
-def test_wrong_files_are_one_line(capsys, tmp_path, change, expected):
+def test_wrong_files_are_one_line(tmp_path, change, expected):
     path = broken(tmp_path, change)
-    status, _, err = run(capsys, "sweep", "--config", str(path), "--out", str(tmp_path / "out"))
-    assert status == 2
-    assert len(err.strip().splitlines()) == 1
-    assert expected in err
+    words = ["sweep", "--config", str(path), "--out", str(tmp_path / "out")]
+    assert expected in error_of(words, main)
 
 
 @pytest.mark.parametrize(
@@ -145,13 +139,11 @@ def test_a_sweep_whose_points_all_fail_says_why_and_fails(capsys, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "- a\n", "a: [", None])
-def test_unreadable_files_are_one_line(capsys, tmp_path, text):
+def test_unreadable_files_are_one_line(tmp_path, text):
     path = tmp_path / "file.yaml"
     if text is not None:
         path.write_text(text)
-    status, _, err = run(capsys, "sweep", "--config", str(path))
-    assert status == 2
-    assert len(err.strip().splitlines()) == 1
+    error_of(["sweep", "--config", str(path)], main)
 
 
 @pytest.mark.usefixtures("sketches")
@@ -171,11 +163,8 @@ def test_sweep_and_report_by_command(capsys, tmp_path):
     assert status == 0
     assert (tmp_path / "out/report.md").exists()
     nowhere = str(tmp_path / "nowhere")
-    status, _, err = run(
-        capsys, "report", "--config", str(path), "--results", nowhere, "--out", nowhere
-    )
-    assert status == 2
-    assert "no results in" in err
+    words = ["report", "--config", str(path), "--results", nowhere, "--out", nowhere]
+    assert "no results in" in error_of(words, main)
 
 
 @pytest.mark.usefixtures("uncounted")
@@ -209,11 +198,8 @@ def test_torchrun_ranks_share_the_points(capsys, tmp_path, monkeypatch):
         ),
     ],
 )
-def test_flags_of_other_kinds_of_runs_are_refused(capsys, flags, expected):
-    status, _, err = run(capsys, "kernels", *flags)
-    assert status == 2
-    assert err.startswith(f"error: {expected}")
-    assert err.count("\n") == 1
+def test_flags_of_other_kinds_of_runs_are_refused(flags, expected):
+    assert error_of(["kernels", *flags], main).startswith(f"error: {expected}")
 
 
 @pytest.mark.parametrize(

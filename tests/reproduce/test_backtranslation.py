@@ -6,7 +6,7 @@ import pytest
 
 from lit_probattn.reproduce.backtranslation import Filter, Noise, main, whole_words
 from tests.analysis.made import translator
-from tests.support.helpers import with_options
+from tests.support.helpers import error_of, with_options
 
 WORDS = [f"w{i}" for i in range(23)]
 QUIET = {"deletion": 0.0, "filler": 0.0, "swap": 0}
@@ -100,8 +100,7 @@ def test_the_folder_has_the_parallel_text_several_times_and_the_new_pairs(tmp_pa
     assert (out / "test.toy").read_text(encoding="utf-8") == (text / "test.toy").read_text(
         encoding="utf-8"
     )
-    assert main(command(text, out)) == 2
-    assert "is complete: choose another folder" in capsys.readouterr().err
+    assert "is complete: choose another folder" in error_of(command(text, out), main)
 
 
 @pytest.mark.parametrize(
@@ -114,11 +113,9 @@ def test_the_folder_has_the_parallel_text_several_times_and_the_new_pairs(tmp_pa
         (("--parallel", "nowhere"), "missing train.yot and train.toy"),
     ],
 )
-def test_what_does_not_fit_is_one_line(tmp_path, capsys, more, message):
+def test_what_does_not_fit_is_one_line(tmp_path, more, message):
     text = write_text(tmp_path / "text")
-    assert main(command(text, tmp_path / "out", *more)) == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line[:5] == "error"]
-    assert message in line
+    assert message in error_of(command(text, tmp_path / "out", *more), main)
 
 
 def contents(folder):

@@ -25,6 +25,7 @@ from lit_probattn.reproduce.commands import finished
 from lit_probattn.reproduce.figures.registry import entry_of
 from tests.compare.tiny import finished as finished_run
 from tests.compare.tiny import tiny_runs, write_tables
+from tests.support.helpers import error_of
 from tests.support.paths import ROOT
 
 
@@ -64,9 +65,9 @@ def test_time_is_operations_by_the_rate(tmp_path, capsys, places):
 
 
 @pytest.mark.parametrize("rate", ["0", "-1", "nan", "inf"])
-def test_a_rate_that_is_none_is_refused(rate, places, capsys):
-    assert main(["tiny", *places, "--dry-run", "--tflops", rate]) == 2
-    assert "error: --tflops must be above 0" in capsys.readouterr().err
+def test_a_rate_that_is_none_is_refused(rate, places):
+    line = error_of(["tiny", *places, "--dry-run", "--tflops", rate], main)
+    assert "error: --tflops must be above 0" in line
 
 
 def test_list_names_every_table_with_its_state(capsys):
@@ -112,11 +113,8 @@ def test_list_names_every_table_with_its_state(capsys):
         (["fish_figure1", "--steps", "3"], "--steps does not apply to fish_figure1"),
     ],
 )
-def test_wrong_usage_is_one_line(words, message, capsys):
-    assert main([*words, "--dry-run"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ")
-    assert message in line
+def test_wrong_usage_is_one_line(words, message):
+    assert message in error_of([*words, "--dry-run"], main)
 
 
 @pytest.mark.parametrize("more", [[], ["--dry-run"], ["--report"]])
@@ -144,17 +142,15 @@ def test_missing_parts_are_named(tmp_path, capsys):
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="a GPU is there")
-def test_a_measured_table_takes_the_sweep_of_its_accelerator(tmp_path, capsys):
+def test_a_measured_table_takes_the_sweep_of_its_accelerator(tmp_path):
     words = ["mgk_table7", "--runs", str(tmp_path)]
-    assert main([*words, "--accelerator", "gpu"]) == 2
-    told = capsys.readouterr().err
+    told = error_of([*words, "--accelerator", "gpu"], main)
     assert told.startswith("error: device cuda is not available")
     assert "run mgk_table7_cuda on another machine" in told
-    assert main([*words, "--report"]) == 2
-    assert f"no results in {tmp_path}/profiling/mgk_table7 " in capsys.readouterr().err
+    assert f"no results in {tmp_path}/profiling/mgk_table7 " in error_of([*words, "--report"], main)
 
 
-def test_the_uea_table_is_run_as_the_others(monkeypatch, capsys):
+def test_the_uea_table_is_run_as_the_others(monkeypatch):
     words = ["fish_table6", "--only", "Heartbeat", "gfish_4", "--seeds", "1", "--as_published"]
     made = []
     monkeypatch.setattr(making, "run", lambda table, *_, **given: made.append((table, given)))
@@ -169,9 +165,9 @@ def test_the_uea_table_is_run_as_the_others(monkeypatch, capsys):
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="a GPU is there")
-def test_a_gpu_that_is_not_there_is_told_before_any_run(places, tmp_path, capsys):
-    assert main(["tiny", *places, "--only", "listops", "--accelerator", "gpu"]) == 2
-    assert "no GPU is available; use --accelerator cpu" in capsys.readouterr().err
+def test_a_gpu_that_is_not_there_is_told_before_any_run(places, tmp_path):
+    line = error_of(["tiny", *places, "--only", "listops", "--accelerator", "gpu"], main)
+    assert "no GPU is available; use --accelerator cpu" in line
     assert not list(tmp_path.rglob("*.log"))
 
 

@@ -18,7 +18,7 @@ from lit_probattn.compare.flags import Place
 from lit_probattn.compare.runs import Run
 from lit_probattn.reproduce.uea import TABLE, main, make_parser, make_table
 from tests.compare.tiny import program, run_here
-from tests.support.helpers import with_options
+from tests.support.helpers import error_of, with_options
 
 TINY = {
     "task": "configs/tasks/tiny/uea.yaml",
@@ -194,16 +194,10 @@ def test_selection_on_test_is_another_run_and_flagged(options, tmp_path, capsys)
         (["--variants", "configs/attention/none.yaml"], "configuration file not found"),
     ],
 )
-def test_wrong_usage_is_one_line(options, more, message, capsys):
-    assert main(with_options(options, *more)) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert message in error
+def test_wrong_usage_is_one_line(options, more, message):
+    assert message in error_of(with_options(options, *more), main)
 
 
 @pytest.mark.parametrize("flag", ["--archive", "--seed", "--dry", "--select"])
-def test_flags_are_not_matched_by_prefix(flag, capsys):
-    with pytest.raises(SystemExit) as stop:
-        make_parser().parse_args([flag, "1"])
-    assert stop.value.code == 2
-    assert "unrecognized arguments" in capsys.readouterr().err
+def test_flags_are_not_matched_by_prefix(flag):
+    assert "unrecognized arguments" in error_of([flag, "1"], make_parser().parse_args)

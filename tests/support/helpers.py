@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
+import io
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -331,6 +333,40 @@ def refuses_other_values(make: Callable[..., Any], kinds: Mapping[str, Any]) -> 
             with pytest.raises(ConfigError, match=f"^{name} must be {told}, received {value!r}$"):
                 make(**{name: value})
     return free
+
+
+def error_of(
+    command: Any,
+    door: Callable[[Any], int] | None = None,
+    status: int | None = 2,
+    *,
+    alone: bool = True,
+) -> str:
+    """Return the one line of an error on stderr of a command that fails.
+
+    Args:
+        command: its words.
+        door: runs them, and returns the exit status; by default the package's command line.
+        status: the exit status; None means 1 or 2.
+        alone: whether stderr has no other line.
+
+    Raises:
+        AssertionError: another exit status, or another number of lines.
+    """
+    from lit_probattn.__main__ import main
+
+    told = io.StringIO()
+    with contextlib.redirect_stderr(told), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            found: Any = (door or main)(command)
+        except SystemExit as stop:  # of a parser
+            found = stop.code
+    assert found in ((1, 2) if status is None else (status,)), f"exit status {found}"
+    lines = told.getvalue().splitlines()
+    found = [line for line in lines if line.startswith("error")]
+    assert len(found) == 1, told.getvalue()
+    assert found == lines or not alone, told.getvalue()
+    return found[0]
 
 
 def with_options(words: Sequence[str], *more: str) -> list[str]:

@@ -167,14 +167,6 @@ def run(arguments: list[str]) -> None:
     assert status == 0, f"exit status {status}"
 
 
-def error_of(command: list[str], capsys: Any) -> str:
-    """The single line on stderr of a command that fails with exit code 2."""
-    assert main(command) == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
-    assert len(lines) == 1
-    return lines[0]
-
-
 def rewound(version: Path, step: int, folder: Path) -> Path:
     """Copy a run to `folder`/runs as a kill after the checkpoint of `step` leaves it.
 

@@ -16,9 +16,9 @@ from lit_probattn.cli.app import main
 from lit_probattn.tasks import LanguageModeling
 from lit_probattn.tasks.schedules import check_schedule, schedule_values
 from tests.datamodules.text import made as made_text
+from tests.support.helpers import error_of
 from tests.support.runs import (
     ROOT,
-    error_of,
     fingerprint,
     in_ranks,
     metrics,
@@ -254,16 +254,16 @@ def test_filler_rows_are_not_predicted():
     assert {k: str(v) for k, v in found.items()} == {k: str(v) for k, v in alone.items()}
 
 
-def test_a_checkpoint_of_another_vocabulary_is_refused(trained, tmp_path, capsys):
+def test_a_checkpoint_of_another_vocabulary_is_refused(trained, tmp_path):
     other = made_text.write(tmp_path / "other", train="a <unk> b c\n" * 20)
-    message = error_of(command("test", trained, other, "--ckpt_path", "last"), capsys)
+    message = error_of(command("test", trained, other, "--ckpt_path", "last"), alone=False)
     assert "the checkpoint was trained with a different vocabulary: " in message
     assert "the data have 5 words, sha256" in message
     assert "--data.init_args.vocab_file FILE" in message
 
 
 @pytest.mark.slow  # a vocabulary in a file: tests/datamodules/text/test_wikitext103.py
-def test_the_vocabulary_of_the_checkpoint_can_be_given(trained, folder, tmp_path, capsys):
+def test_the_vocabulary_of_the_checkpoint_can_be_given(trained, folder, tmp_path):
     other = made_text.write(tmp_path / "other", train="w1 <unk> zebra\n" * 20)
     words = tmp_path / "words.txt"
     words.write_text("\n".join(made_text.data(folder).vocabulary.words) + "\n")
@@ -277,7 +277,7 @@ def test_one_step_of_the_other_model(tmp_path, folder):
 
 
 @pytest.mark.slow
-def test_two_processes_score_like_one(trained, folder, capsys):
+def test_two_processes_score_like_one(trained, folder):
     options = ("--ckpt_path", "last", "--data.init_args.eval_batch_size", "5")
     report = only_version(trained) / "test-step-00000004.json"
     run(command("test", trained, folder, *options))

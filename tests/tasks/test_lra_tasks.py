@@ -11,6 +11,7 @@ import yaml
 from lit_probattn.cli.app import main
 from lit_probattn.configs import read_yaml
 from tests.datamodules.lra.files import write_cifar, write_pairs, write_pathfinder
+from tests.support.helpers import error_of
 from tests.support.paths import CONFIGS
 
 
@@ -87,15 +88,13 @@ def test_the_other_retrieval_recipe_is_two_flags(capsys):
     assert config["model"]["init_args"]["schedule_steps"] == config["trainer"]["max_steps"] == 30000
 
 
-def test_missing_difficulty_is_one_line(tmp_path, capsys):
+def test_missing_difficulty_is_one_line(tmp_path):
     task = yaml.safe_load((CONFIGS / "tasks" / "lra_pathfinder32.yaml").read_text(encoding="utf-8"))
     del task["data"]["init_args"]["difficulty"]
     (tmp_path / "task.yaml").write_text(yaml.safe_dump(task))
     files = (tmp_path / "task.yaml", CONFIGS / "attention" / "softmax.yaml")
-    assert main(["fit", *(part for f in files for part in ("--config", str(f)))]) == 2
-    error = capsys.readouterr().err.strip()
+    error = error_of(["fit", *(part for f in files for part in ("--config", str(f)))])
     assert "difficulty" in error
-    assert "\n" not in error
 
 
 @pytest.mark.slow

@@ -29,13 +29,8 @@ from lit_probattn.training.checkpoints import (
     step_of,
 )
 from lit_probattn.training.run_record import read_starts
-from tests.support.runs import (
-    error_of,
-    in_child,
-    only_version,
-    rewound,
-    stateful,
-)
+from tests.support.helpers import error_of
+from tests.support.runs import in_child, only_version, rewound, stateful
 from tests.support.slow import mostly_slow
 
 
@@ -235,15 +230,14 @@ def test_a_crafted_checkpoint_runs_no_code(newest, tmp_path, monkeypatch, key):
 
 
 @pytest.mark.parametrize("command", mostly_slow(["fit", "test", "validate", "predict"], ["fit"]))
-def test_weights_that_are_nan_are_refused(trained, newest, tmp_path, capsys, command):
+def test_weights_that_are_nan_are_refused(trained, newest, tmp_path, command):
     broken = load_checkpoint(newest)
     name = next(n for n in broken["state_dict"] if n.endswith("out_proj.weight"))
     broken["state_dict"][name][1, 0] = torch.nan
     save_checkpoint(broken, tmp_path / "broken.ckpt")
     before = sorted(trained.rglob("*"))
     more = ("--ckpt_path", str(tmp_path / "broken.ckpt"))
-    line = error_of(stateful(command, tmp_path, *more), capsys)
-    assert f"broken.ckpt: {name} contains NaN" in line
+    assert f"broken.ckpt: {name} contains NaN" in error_of(stateful(command, tmp_path, *more))
     assert sorted(trained.rglob("*")) == before
     assert only_version(tmp_path) == trained
 
@@ -259,10 +253,10 @@ def test_weights_that_are_nan_are_refused(trained, newest, tmp_path, capsys, com
     ],
 )
 @pytest.mark.parametrize("name", ["mine.ckpt", "step-00000007.ckpt"])
-def test_contents_of_another_form_are_named(tmp_path, capsys, name, more, message):
+def test_contents_of_another_form_are_named(tmp_path, name, more, message):
     torch.save({**content(), **more}, tmp_path / name)
-    assert export([str(tmp_path / name), str(tmp_path / "w.safetensors")]) == 2
-    assert f"{name}: {message}" in capsys.readouterr().err
+    line = error_of([str(tmp_path / name), str(tmp_path / "w.safetensors")], export)
+    assert f"{name}: {message}" in line
     with pytest.raises(CheckpointError, match=name):
         load_checkpoint(tmp_path / name)
 
@@ -375,8 +369,8 @@ def test_export_replaces_nothing(newest, tmp_path, capsys):
         assert line == f"error: {output} exists: choose another name, or remove it"
     assert newest.read_bytes() == before
     assert note.read_text(encoding="utf-8") == "mine"
-    assert export([str(newest), str(note / "w.safetensors")]) == 2
-    assert f"error: cannot write {note / 'w.safetensors'}: " in capsys.readouterr().err
+    line = error_of([str(newest), str(note / "w.safetensors")], export)
+    assert f"error: cannot write {note / 'w.safetensors'}: " in line
     assert sorted(p.name for p in tmp_path.iterdir()) == ["note.txt", "taken"]
 
 

@@ -18,7 +18,8 @@ from lit_probattn.base.errors import ConfigError
 from lit_probattn.configs import read_yaml
 from lit_probattn.training.callbacks import PredictionWriter, predictions_frame
 from lit_probattn.training.evaluation import SampleCount, differences, limit_of
-from tests.support.runs import error_of, only_version, rewound, run, stateful
+from tests.support.helpers import error_of
+from tests.support.runs import only_version, rewound, run, stateful
 from tests.support.slow import mostly_slow
 
 OWN = "test-step-00000006.json"
@@ -104,9 +105,9 @@ def test_other_numbers_do_not_replace_the_runs_own(trained, capsys, more, differ
 
 
 @pytest.mark.parametrize("name", mostly_slow(["test", "validate", "predict"], ["test"]))
-def test_another_attention_is_refused(trained, tmp_path, capsys, name):
+def test_another_attention_is_refused(trained, tmp_path, name):
     other = "--model.init_args.attention.init_args.num_components=3"
-    line = error_of(stateful(name, trained, "--ckpt_path", "best", other), capsys)
+    line = error_of(stateful(name, trained, "--ckpt_path", "best", other))
     assert "different: model.init_args.attention.init_args.num_components): pass --" in line
     assert line.endswith(str(only_version(trained) / "config.yaml"))
 
@@ -253,7 +254,7 @@ def test_new_texts_are_predicted_by_a_run(tmp_path, capsys):
     right = (labelled["target"] == labelled["prediction"]).mean()
     assert report["test/accuracy"] == pytest.approx(right)
     words = ["test", *given, f"--data.new_path={tmp_path / 'new.csv'}"]
-    assert "has no labels" in error_of(words, capsys)
+    assert "has no labels" in error_of(words, alone=False)
     table[5:9].to_csv(tmp_path / "labelled.csv", index=False)
     run(["predict", *given, f"--data.new_path={tmp_path / 'labelled.csv'}"])
     sizes = sorted(len(pd.read_parquet(found)) for found in version.glob("predictions-*"))
@@ -261,6 +262,6 @@ def test_new_texts_are_predicted_by_a_run(tmp_path, capsys):
     table["text"] += " gamma"
     table.to_csv(tmp_path / "other.csv", index=False)
     words = ["predict", *given, f"--data.path={tmp_path / 'other.csv'}"]
-    assert "with another vocabulary of words than that of" in error_of(words, capsys)
+    assert "with another vocabulary of words than that of" in error_of(words, alone=False)
     run(["predict", *given, "--data.predict_split=val"])
     assert re.search(r"\.parquet \(\d+ samples of the val split\)\n", capsys.readouterr().out)

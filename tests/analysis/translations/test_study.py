@@ -14,6 +14,7 @@ from lit_probattn.analysis.translations.study import drawn, read_remarks
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.tasks.bleu import FORMS
 from tests.analysis.made import checkpoint, open_once, train_translator, translator
+from tests.support.helpers import error_of
 from tests.support.patching import check_figures
 from tests.support.runs import run
 
@@ -172,8 +173,8 @@ def test_what_is_drawn_follows_the_seed():
 
 def test_duplicate_labels_and_runs_of_other_tasks_are_one_line(runs, tmp_path, capsys):
     out, softmax = tmp_path / "out", str(runs["softmax"])
-    assert main(["translations", "--runs", softmax, softmax, "--out", str(out)]) == 2
-    assert "duplicate label translation_tiny-variant/0" in capsys.readouterr().err
+    line = error_of(["translations", "--runs", softmax, softmax, "--out", str(out)], main)
+    assert "duplicate label translation_tiny-variant/0" in line
     other = checkpoint(tmp_path, "sequence", "SoftmaxAttention").parents[1]
     (other / "metrics.csv").write_text("step,train/loss\n1,2.0\n")
     assert study({"a": other}, out) == 2

@@ -37,6 +37,7 @@ from profiling.sweep.plan import make_plan
 from profiling.sweep.points import measure_point
 from profiling.sweep.run import claim_folder
 from tests.profiling.helpers import sweep as small_sweep
+from tests.support.helpers import error_of
 from tests.support.paths import CONFIGS
 from tests.support.slow import mostly_slow
 
@@ -297,13 +298,13 @@ def test_layers_of_middle_sizes_have_several_digits(few, capsys):
     assert not any(number.startswith("0.0") for row in found for number in row)
 
 
-def test_times_of_other_sizes_are_no_order(few, tmp_path, capsys):
+def test_times_of_other_sizes_are_no_order(few, tmp_path):
     claim_folder(config_of_times(), tmp_path)
     rows = measure_point(make_plan(config_of_times(), tmp_path)[0])
     row_store(tmp_path / "rows.jsonl").add(*rows)
     words = ["--embed_dim", "16", "--seq_len", "9", "--num_heads", "2", "--batch", "1"]
-    assert main([*words, "--measured", str(tmp_path), "--sort", "time"]) == 2
-    assert f"--sort time: {tmp_path} has no times for these sizes" in capsys.readouterr().err
+    line = error_of([*words, "--measured", str(tmp_path), "--sort", "time"], main)
+    assert f"--sort time: {tmp_path} has no times for these sizes" in line
 
 
 @pytest.mark.parametrize("of_sweep", [False, True])

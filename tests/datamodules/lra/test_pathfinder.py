@@ -12,6 +12,7 @@ from datamodules import Pathfinder
 from datamodules.__main__ import main
 from lit_probattn.base.errors import DataError, MissingDataError
 from tests.datamodules.lra.files import contents, pathfinder_picture, write_pathfinder
+from tests.support.helpers import error_of
 
 
 def pathfinder(folder: Path, **options) -> Pathfinder:
@@ -62,13 +63,10 @@ def test_difficulties_and_resolutions_are_folders(tmp_path: Path) -> None:
         assert part in str(error.value)
 
 
-def test_difficulty_has_no_default(tmp_path: Path, capsys) -> None:
+def test_difficulty_has_no_default(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="difficulty"):
         Pathfinder(data_dir=str(tmp_path))  # type: ignore[call-arg]
-    assert main(["prepare", "pathfinder", "--data_dir", str(tmp_path)]) == 2
-    error = capsys.readouterr().err
-    assert "difficulty" in error
-    assert error.count("\n") == 1
+    assert "difficulty" in error_of(["prepare", "pathfinder", "--data_dir", str(tmp_path)], main)
 
 
 def test_shuffled_split_is_a_function_of_its_seed(tmp_path: Path) -> None:

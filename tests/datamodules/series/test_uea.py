@@ -15,6 +15,7 @@ from datamodules.core.order import FILL
 from datamodules.series.archive import ARCHIVES
 from datamodules.series.samples import Normalizer, fill_missing
 from lit_probattn.base.errors import DataError, MissingDataError
+from tests.support.helpers import error_of
 
 pytest.importorskip("aeon")
 
@@ -102,8 +103,8 @@ def test_files_are_found_in_the_usual_places(tmp_path, folder):
 
 def test_bundled_archive_has_its_published_size(tmp_path, capsys):
     options = ["uea", "--name", "BasicMotions", "--source", "bundled", "--data_dir", str(tmp_path)]
-    assert main(["check", *options]) == 1
-    assert "prepare uea --name BasicMotions --source bundled" in capsys.readouterr().err
+    line = error_of(["check", *options], main, 1)
+    assert "prepare uea --name BasicMotions --source bundled" in line
     assert main(["prepare", *options]) == 0
     assert main(["check", *options]) == 0
     printed = capsys.readouterr().out

@@ -15,6 +15,7 @@ from lit_probattn.reproduce.figures.registry import entry_of, figure_class
 from lit_probattn.reproduce.figures.runs import RunFigure
 from lit_probattn.reproduce.figures.sweeps import Panel as CostPanel
 from lit_probattn.reproduce.figures.sweeps import SweepFigure
+from tests.support.helpers import error_of
 
 DRAWINGS = ["fish_figure1"]
 FIGURES = [
@@ -83,7 +84,7 @@ def test_shortened_figures_have_a_protocol_and_studies(name):
     assert set(report.studies) == set(part["studies"])
 
 
-def test_a_sweep_that_is_not_measured_is_named(tmp_path, capsys):
-    assert main(["mgk_figure4", "--report", "--runs", str(tmp_path)]) == 2
-    assert f"no results in {tmp_path}/profiling/mgk_figure4" in capsys.readouterr().err
+def test_a_sweep_that_is_not_measured_is_named(tmp_path):
+    line = error_of(["mgk_figure4", "--report", "--runs", str(tmp_path)], main)
+    assert f"no results in {tmp_path}/profiling/mgk_figure4" in line
     assert not Path(tmp_path / "reproduce").exists()

@@ -8,6 +8,7 @@ import yaml
 
 from lit_probattn.reproduce.__main__ import main
 from tests.profiling.helpers import count_by_torch_alone, count_once
+from tests.support.helpers import error_of
 from tests.support.patching import check_figures
 
 SWEEP = {
@@ -62,10 +63,9 @@ def test_a_sweep_is_run_drawn_and_judged(tmp_path, monkeypatch, capsys):
     assert (elsewhere / "report.md").is_file()
 
 
-def test_a_sweep_without_a_sentence_is_refused(tmp_path, capsys):
+def test_a_sweep_without_a_sentence_is_refused(tmp_path):
     words = write(tmp_path, 1)
     path = tmp_path / "tiny_figure.yaml"
     sweep = {**SWEEP, "report": {"title": "Tiny", "paper": ["It needs fewer."]}}
     path.write_text(yaml.safe_dump(sweep, sort_keys=False))
-    assert main(words) == 2
-    assert "missing claim with `holds` for this figure" in capsys.readouterr().err
+    assert "missing claim with `holds` for this figure" in error_of(words, main, alone=False)

@@ -18,7 +18,8 @@ from lit_probattn.tasks import QuestionAnswering
 from lit_probattn.tasks.fine_tuning.answers import Prediction, scores_of
 from lit_probattn.training.trained import open_trained
 from tests.datamodules.text.fine_tuning import made
-from tests.support.runs import error_of, only_version, run
+from tests.support.helpers import error_of
+from tests.support.runs import only_version, run
 from tests.support.slow import mostly_slow
 from tests.tasks import tiny
 from tests.tasks.tiny import softmax
@@ -181,7 +182,7 @@ def test_scores_are_those_of_every_span_of_every_window(trained, task):
     assert (version / "predictions-step-00000004-null_odds.json").is_file() == (task == "squad_v2")
 
 
-def test_new_questions_without_answers_are_answered(trained, tmp_path, capsys):
+def test_new_questions_without_answers_are_answered(trained, tmp_path):
     """As those of the validation file, which they repeat; only scores need answers."""
     folder = trained("squad")
     content = json.loads((folder / "text1.1/dev.json").read_text(encoding="utf-8"))
@@ -203,7 +204,7 @@ def test_new_questions_without_answers_are_answered(trained, tmp_path, capsys):
     (path,) = version.glob("test-step-00000004-*.json")
     report = json.loads(path.read_text(encoding="utf-8"))
     assert report["selected_on_test"] is False
-    assert "has no answers" in error_of(command("test", folder, *SHORT, *new), capsys)
+    assert "has no answers" in error_of(command("test", folder, *SHORT, *new))
     for path in version.glob("*-step-00000004-*"):
         path.unlink()
 

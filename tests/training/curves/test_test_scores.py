@@ -23,9 +23,9 @@ from lit_probattn.training.run_folder import RunSettings
 from lit_probattn.training.run_record import read_starts
 from lit_probattn.training.saving import RunCheckpoint, reject_test_monitors
 from tests.datamodules.text import made as made_text
+from tests.support.helpers import error_of
 from tests.support.runs import (
     at_micro_batch,
-    error_of,
     fingerprint,
     in_child,
     in_ranks,
@@ -214,8 +214,8 @@ def scores_of_one_validation(made: Task, text: LightningDataModule) -> dict[str,
 # ---- what is refused ---------------------------------------------------------------------------
 
 
-def test_a_checkpoint_is_not_chosen_by_it(tmp_path, capsys):
-    line = error_of(command(tmp_path, "--run.monitor", "test/loss"), capsys)
+def test_a_checkpoint_is_not_chosen_by_it(tmp_path):
+    line = error_of(command(tmp_path, "--run.monitor", "test/loss"))
     assert "run.monitor test/loss would select by the test split" in line
     assert line.endswith("such as val/loss")
     assert not (tmp_path / "runs").exists()

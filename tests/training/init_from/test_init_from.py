@@ -21,7 +21,8 @@ from lit_probattn.tasks import (
 from lit_probattn.training.checkpoints import save_checkpoint
 from lit_probattn.training.init_from import Taken, init_from
 from tests.datamodules.text.fine_tuning import made
-from tests.support.runs import error_of, newest_state, only_version, run, write_attention
+from tests.support.helpers import error_of
+from tests.support.runs import newest_state, only_version, run, write_attention
 
 SIZES = {"vocab_size": 23, "max_seq_len": 12, "embed_dim": 8, "head_dim": 4}
 SIZES |= {"num_layers": 2, "mlp_dim": 8}
@@ -237,18 +238,18 @@ def test_a_run_begins_with_the_weights_of_another_and_goes_on_with_its_own(folde
     assert start_of(folder, 1)["init_from"] is None
 
 
-def test_another_runs_checkpoint_beside_it_is_refused(folder, capsys):
+def test_another_runs_checkpoint_beside_it_is_refused(folder):
     source = str(only_version(folder))
     more = ("--init_from", source, "--ckpt_path", "best")
-    line = error_of(command(folder, "mnli", *more), capsys)
+    line = error_of(command(folder, "mnli", *more))
     assert line.startswith(f"error: --init_from {source} and --ckpt_path")
     assert "mutually exclusive" in line
     assert len(list((folder / "runs").glob("mnli*/*"))) == 1
 
 
-def test_it_is_for_training_only(folder, capsys):
+def test_it_is_for_training_only(folder):
     words = command(folder, "mnli", "--init_from", "x", "--ckpt_path", "last")
-    assert "--init_from applies to fit" in error_of(["test", *words[1:]], capsys)
+    assert "--init_from applies to fit" in error_of(["test", *words[1:]])
 
 
 @pytest.mark.parametrize(
