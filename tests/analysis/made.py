@@ -106,19 +106,12 @@ def write_checkpoint(run: Path, config: dict[str, Any], spread: float = 0.3) -> 
 
 def train_translator(folder: Path, steps: int, cls: str = "SoftmaxAttention", **args: Any) -> Path:
     """Train the tiny translation task, with a checkpoint half-way; return the run folder."""
-    half, place = str(steps // 2), ("--run.root", str(folder / "runs"))
-    runs.run(
-        [
-            *("fit", "--config", str(ROOT / "configs/tasks/tiny/translation.yaml")),
-            *("--config", runs.write_attention(folder, cls, **args), *place),
-            *("--trainer.accelerator", "cpu", "--trainer.devices", "1"),
-            *("--trainer.max_steps", str(steps), "--trainer.val_check_interval", str(steps)),
-            *("--trainer.limit_val_batches", "1", "--trainer.num_sanity_val_steps", "0"),
-            *("--trainer.enable_progress_bar", "false", "--run.checkpoint_every", half),
-            *("--model.init_args.lr", "0.02", "--data.init_args.cache_dir", str(folder / "cache")),
-            *("--data.init_args.num_test", "11", "--data.init_args.num_val", "11"),
-        ]
-    )
+    short = ("--trainer.max_steps", str(steps), "--trainer.val_check_interval", str(steps))
+    short += ("--trainer.limit_val_batches", "1", "--trainer.num_sanity_val_steps", "0")
+    short += ("--run.checkpoint_every", str(steps // 2), "--model.init_args.lr", "0.02")
+    given = {"cache_dir": folder / "cache", "num_test": 11, "num_val": 11}
+    given["attention"] = runs.write_attention(folder, cls, **args)
+    runs.run(runs.arguments("fit", folder, *short, task="tiny/translation", **given))
     return runs.only_version(folder)
 
 

@@ -18,18 +18,14 @@ from tests.rollouts.toy import Pendulum, facts
 from tests.support.helpers import with_options
 from tests.support.patching import check_figures
 from tests.support.paths import ROOT
-from tests.support.runs import only_version, run, write_attention
-
-TASK = str(ROOT / "configs/tasks/tiny/d4rl.yaml")
+from tests.support.runs import arguments, only_version, run
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
-    files = ["--config", TASK, "--config", write_attention(folder)]
-    place = ["--run.root", str(folder / "runs"), "--trainer.accelerator", "cpu"]
     short = ["--trainer.max_steps", "2", "--trainer.limit_val_batches", "0"]
-    run(["fit", *files, *place, *short, "--trainer.enable_progress_bar", "false"])
+    run(arguments("fit", folder, *short, task="tiny/d4rl"))
     return only_version(folder)
 
 

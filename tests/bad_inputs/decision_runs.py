@@ -12,31 +12,22 @@ from unittest import mock
 from lit_probattn.rollouts import environments
 from tests.bad_inputs.cases import Case, command_error
 from tests.support.caches import scratch_folder
-from tests.support.paths import ROOT
-from tests.support.runs import only_version, run, write_attention
+from tests.support.runs import arguments, only_version, run
 
-TASK = str(ROOT / "configs/tasks/tiny/d4rl.yaml")
-TEXT = str(ROOT / "configs/tasks/tiny/lra_text.yaml")
+TASK = "tiny/d4rl"
 LEAST = ("--trainer.max_steps", "1", "--trainer.limit_val_batches", "0")
-
-
-def _words(command: str, folder: Path, *more: str, task: str = TASK) -> list[str]:
-    files = ["--config", task, "--config", write_attention(folder)]
-    place = ["--run.root", str(folder / "runs"), "--trainer.accelerator", "cpu"]
-    place += ["--trainer.devices", "1", "--trainer.enable_progress_bar", "false"]
-    return [command, *files, *place, *more]
 
 
 @functools.cache
 def _trained() -> Path:
     """A run folder in which the tiny task was trained for one step."""
     folder = scratch_folder("bad_inputs_")
-    run(_words("fit", folder, *LEAST, "--model.init_args.val_episodes", "0"))
+    run(arguments("fit", folder, *LEAST, "--model.init_args.val_episodes", "0", task=TASK))
     return only_version(folder)
 
 
 def _fit(*more: str) -> Callable[[Path], str]:
-    return lambda folder: command_error(_words("fit", folder, *more))
+    return lambda folder: command_error(arguments("fit", folder, *more, task=TASK))
 
 
 def _told(words: list[str]) -> str:
@@ -75,12 +66,12 @@ def _without(package: str) -> str:
 def _without_data(folder: Path) -> str:
     """The task of D4RL without its file; sizes of the model are read from it."""
     place = ("--data.init_args.data_dir", str(folder), "--data.init_args.cache_dir", str(folder))
-    return command_error(_words("fit", folder, *place, task=str(ROOT / "configs/tasks/d4rl.yaml")))
+    return command_error(arguments("fit", folder, *place, task="d4rl"))
 
 
 def _of_text(folder: Path) -> str:
     """The study of a run that classifies texts."""
-    run(_words("fit", folder, *LEAST, *("--data.init_args.num_train", "8"), task=TEXT))
+    run(arguments("fit", folder, *LEAST, num_train=8))
     words = ("--checkpoint", str(only_version(folder)), "--out", str(folder / "out"))
     return command_error(["analyse", "returns", "--device", "cpu", *words])
 

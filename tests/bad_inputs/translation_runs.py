@@ -18,17 +18,14 @@ from lit_probattn.configs import read_yaml
 from tests.bad_inputs.cases import Case, command_error
 from tests.support.caches import scratch_folder
 from tests.support.paths import ROOT
-from tests.support.runs import only_version, run, write_attention
+from tests.support.runs import arguments, only_version, run, write_attention
 
-TASK = str(ROOT / "configs/tasks/tiny/translation.yaml")
 TEXT = str(ROOT / "configs/tasks/tiny/lra_text.yaml")
 
 
-def _words(command: str, folder: Path, *more: str, task: str = TASK, **attention: int) -> list[str]:
-    files = ["--config", task, "--config", write_attention(folder, **attention)]
-    place = ["--run.root", str(folder / "runs"), "--trainer.accelerator", "cpu"]
-    place += ["--data.init_args.cache_dir", str(_cache()), "--trainer.devices", "1"]
-    return [command, *files, *place, "--trainer.enable_progress_bar", "false", *more]
+def _words(folder: Path, *more: str, **attention: int) -> list[str]:
+    given = {"attention": write_attention(folder, **attention), "cache_dir": _cache()}
+    return arguments("fit", folder, *more, task="tiny/translation", **given)
 
 
 @functools.cache
@@ -40,12 +37,12 @@ def _cache() -> Path:
 def _trained() -> Path:
     """A run folder in which the tiny task was trained for one step."""
     folder = scratch_folder("bad_inputs_")
-    run(_words("fit", folder, "--trainer.max_steps", "1", "--trainer.limit_val_batches", "0"))
+    run(_words(folder, "--trainer.max_steps", "1", "--trainer.limit_val_batches", "0"))
     return only_version(folder)
 
 
 def _fit(*more: str, **attention: int) -> Callable[[Path], str]:
-    return lambda folder: command_error(_words("fit", folder, *more, **attention))
+    return lambda folder: command_error(_words(folder, *more, **attention))
 
 
 def _test(*more: str) -> Callable[[Path], str]:

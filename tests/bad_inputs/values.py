@@ -12,9 +12,7 @@ import yaml
 from tests.bad_inputs.cases import Case, command_error, fit
 from tests.datamodules.images.made import write_images
 from tests.datamodules.text import made as made_text
-from tests.support.paths import ROOT
 from tests.support.runs import arguments, run, write_attention
-from tests.tasks import tiny
 
 ARGS = "model.init_args.attention.init_args"
 
@@ -50,10 +48,8 @@ def _language_model(*more: str, text: bool = False) -> Callable[[Path], str]:
     def tell(folder: Path) -> str:
         if text:
             made_text.write(folder)
-        task = str(ROOT / "configs/tasks/tiny/wikitext103_small.yaml")
-        files = ["--config", task, "--config", write_attention(folder)]
-        place = ["--data.init_args.data_dir", str(folder), "--run.root", str(folder / "runs")]
-        return command_error(["fit", *files, *place, "--trainer.accelerator", "cpu", *more])
+        given = {"task": "tiny/wikitext103_small", "data_dir": folder}
+        return command_error(arguments("fit", folder, *more, **given))
 
     return tell
 
@@ -205,7 +201,8 @@ def _pictures(folder: Path) -> str:
 
 def _predict_masked(folder: Path) -> str:
     made_text.write(folder)
-    words = tiny.command("fit", "masked_lm", folder, data_dir=folder, cache_dir=folder / "cache")
+    given = {"data_dir": folder, "cache_dir": folder / "cache"}
+    words = arguments("fit", folder, task="tiny/masked_lm", **given)
     run([*words, "--trainer.max_steps", "1", "--trainer.limit_val_batches", "0"])
     return command_error(["predict", *words[1:], "--ckpt_path", "last"])
 

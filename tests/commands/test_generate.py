@@ -17,7 +17,7 @@ from lit_probattn.training.checkpoints import list_checkpoints
 from tests.analysis.made import write_checkpoint
 from tests.datamodules.text import made
 from tests.support.helpers import with_options
-from tests.support.runs import ROOT, only_version, run, write_attention
+from tests.support.runs import ROOT, arguments, only_version, run
 
 pytestmark = pytest.mark.usefixtures("open_once")
 TASK = str(ROOT / "configs/tasks/tiny/wikitext103_small.yaml")
@@ -26,10 +26,7 @@ PROMPTS = ["w1 w2 w3", "w4"]  # of unequal length; max_seq_len is 16
 
 def command(name, place, *more):
     """Command line of a run of the tiny task."""
-    files = ["--config", TASK, "--config", write_attention(place)]
-    where = ["--data.init_args.data_dir", str(place / "text"), "--run.root", str(place / "runs")]
-    quiet = ["--trainer.enable_progress_bar", "false", "--trainer.accelerator", "cpu"]
-    return [name, *files, *where, *quiet, "--trainer.devices", "1", *more]
+    return arguments(name, place, *more, task="tiny/wikitext103_small", data_dir=place / "text")
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,7 @@ from lit_probattn.training.trained import open_trained
 from tests.datamodules.text import made as made_text
 from tests.datamodules.text.fine_tuning import made
 from tests.support.helpers import error_of
-from tests.support.paths import ROOT
-from tests.support.runs import metrics, newest_state, run, write_attention
+from tests.support.runs import arguments, metrics, newest_state, run
 from tests.support.slow import mostly_slow
 
 QUIET = ["--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
@@ -36,13 +35,10 @@ def first_run(folder, task):
     text = folder / "text"
     text.mkdir()
     made.write_mnli(text) if task == "mnli" else made_text.write(text)
-    files = ["--config", str(ROOT / f"configs/tasks/tiny/{task}.yaml")]
-    files += ["--config", write_attention(folder)]
-    where = "path" if task == "mnli" else "data_dir"
-    place = [f"--data.init_args.{where}", str(text), "--run.root", str(folder / "runs")]
-    place += ["--data.init_args.cache_dir", str(folder / "cache"), "--run.name", "softmax"]
+    given = {"path" if task == "mnli" else "data_dir": text, "cache_dir": folder / "cache"}
     short = ["--trainer.max_steps", "1", "--trainer.limit_val_batches", "1"]
-    run(["fit", *files, *place, *short, "--model.init_args.warmup_steps", "0", *QUIET])
+    short += ["--run.name", "softmax", "--model.init_args.warmup_steps", "0"]
+    run(arguments("fit", folder, *short, task=f"tiny/{task}", **given))
     return folder / "runs/softmax/0"
 
 

@@ -29,7 +29,7 @@ from tests.datamodules.text import made as made_text
 from tests.datamodules.text.made import encoder
 from tests.support.helpers import error_of
 from tests.support.paths import ROOT
-from tests.support.runs import only_version, run
+from tests.support.runs import arguments, only_version, run
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers")
@@ -353,19 +353,11 @@ def test_training_goes_on_from_imported_weights_and_its_model_goes_back(tmp_path
     import_folder(tmp_path / "theirs", tmp_path / "x.ckpt")
     text = made_text.write(tmp_path / "text")
     own = encoder(made_text.lines(60, 0), tmp_path / "theirs", 60)
-    task = str(ROOT / "configs/tasks/tiny/masked_lm.yaml")
-    run(
-        [
-            *("fit", "--config", task, "--config", str(tmp_path / "x.yaml")),
-            *("--ckpt_path", str(tmp_path / "x.ckpt"), "--run.root", str(tmp_path / "runs")),
-            *("--data.init_args.data_dir", str(text), "--data.init_args.vocab_size", "60"),
-            *("--data.init_args.tokenizer", str(tmp_path / "theirs")),
-            *("--data.init_args.segment_len", "17"),
-            *("--model.init_args.lr", "1e-7", "--trainer.max_steps", "1"),
-            *("--trainer.accelerator", "cpu", "--trainer.devices", "1"),
-            *("--trainer.enable_progress_bar", "false"),
-        ]
-    )
+    words = ("--ckpt_path", str(tmp_path / "x.ckpt"), "--model.init_args.lr", "1e-7")
+    given = {"data_dir": text, "vocab_size": 60, "tokenizer": tmp_path / "theirs"}
+    given |= {"segment_len": 17, "attention": str(tmp_path / "x.yaml")}
+    short = ("--trainer.max_steps", "1")
+    run(arguments("fit", tmp_path, *words, *short, task="tiny/masked_lm", **given))
     folder = only_version(tmp_path)
     trained = load_checkpoint(find_file(folder / "last"))
     assert trained["hyper_parameters"]["mask_token"] == own.mask

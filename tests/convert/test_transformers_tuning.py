@@ -21,7 +21,7 @@ from tests.bad_inputs.cases import command_error
 from tests.datamodules.text.fine_tuning import made
 from tests.datamodules.text.made import encoder
 from tests.support.helpers import error_of
-from tests.support.runs import only_version, run
+from tests.support.runs import arguments, only_version, run
 from tests.support.slow import mostly_slow
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -91,15 +91,8 @@ def arguments_of(folder: Path, task: str) -> dict[str, Any]:
 
 
 def command(name: str, folder: Path, task: str, *more: str) -> list[str]:
-    data = [
-        word
-        for key, value in arguments_of(folder, task).items()
-        for word in (f"--data.init_args.{key}", str(value))
-    ]
-    files = ["--task", f"tiny/{task}", "--config", str(folder / "bert.yaml")]
-    place = ["--run.root", str(folder / "runs"), "--trainer.accelerator", "cpu"]
-    place += ["--trainer.devices", "1", "--trainer.enable_progress_bar", "false"]
-    return [name, *files, *data, *place, *more]
+    given = {"attention": str(folder / "bert.yaml"), **arguments_of(folder, task)}
+    return arguments(name, folder, *more, task=f"tiny/{task}", **given)
 
 
 def taken(folder: Path) -> dict[str, Any]:

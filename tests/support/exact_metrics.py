@@ -19,7 +19,6 @@ from pathlib import Path
 from lit_probattn.cli.app import main
 from tests.datamodules.text import made as made_text
 from tests.support.caches import keep_out_of_the_users_cache
-from tests.support.paths import ROOT
 from tests.support.runs import arguments, in_ranks, only_version, write_attention
 
 WORLD_SIZES = (1, 2, 3)
@@ -51,18 +50,13 @@ class Score:
 def classifier(folder: Path) -> list[str]:
     """Command line without the command: the tiny Text task, 23 test samples."""
     attention = write_attention(folder, "MGKAttention", e_step="soft")
-    more = ("--data.init_args.num_test", str(NUM_TEST))
-    return arguments("", folder, *more, attention=attention)[1:]
+    return arguments("", folder, attention=attention, num_test=NUM_TEST)[1:]
 
 
 def language_model(folder: Path) -> list[str]:
     """The tiny WikiText task on a made text, scored by sliding windows."""
     made_text.write(folder / "text", test="".join(made_text.lines(16, 19)))
-    files = ("--config", str(ROOT / "configs/tasks/tiny/wikitext103_small.yaml"))
-    files += ("--config", write_attention(folder))
-    place = ("--run.root", str(folder / "runs"), "--trainer.accelerator", "cpu")
-    data = ("--data.init_args.data_dir", str(folder / "text"))
-    return [*files, *place, *data, "--trainer.enable_progress_bar", "false"]
+    return arguments("", folder, task="tiny/wikitext103_small", data_dir=folder / "text")[1:]
 
 
 TASKS = {"classifier": classifier, "language model": language_model}

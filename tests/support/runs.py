@@ -49,14 +49,31 @@ def write_attention(folder: Path, cls: str = "SoftmaxAttention", **args: Any) ->
     return str(path)
 
 
-def arguments(command: str, folder: Path, *more: str, attention: str | None = None) -> list[str]:
-    """Command line of a run of the tiny Text task on one CPU, in `folder`/runs."""
-    attention = attention or write_attention(folder)
-    files = ["--config", TASK, "--config", attention]
+def arguments(
+    command: str,
+    folder: Path,
+    *more: str,
+    task: str = "tiny/lra_text",
+    attention: str | None = None,
+    **data: Any,
+) -> list[str]:
+    """Command line of a run of a small task on one CPU, in `folder`/runs.
+
+    Args:
+        command: its name.
+        folder: of the runs.
+        more: further words.
+        task: name of a configuration.
+        attention: its file. None means softmax attention.
+        data: arguments of the DataModule.
+    """
+    files = ["--config", str(ROOT / f"configs/tasks/{task}.yaml")]
+    files += ["--config", attention or write_attention(folder)]
     place = ["--run.root", str(folder / "runs"), "--trainer.accelerator", "cpu"]
     if "--trainer.devices" not in more:
         place += ["--trainer.devices", "1"]
-    return [command, *files, *place, "--trainer.enable_progress_bar", "false", *more]
+    given = [word for key, x in data.items() for word in (f"--data.init_args.{key}", str(x))]
+    return [command, *files, *place, *given, "--trainer.enable_progress_bar", "false", *more]
 
 
 def stateful(command: str, folder: Path, *more: str) -> list[str]:

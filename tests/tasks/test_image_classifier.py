@@ -23,13 +23,7 @@ from lit_probattn.tasks.image_classifier import read_weights
 from lit_probattn.training.checkpoints import CheckedCheckpointIO
 from lit_probattn.training.saving import RunCheckpoint
 from tests.datamodules.images.made import write_images
-from tests.support.runs import (
-    in_ranks,
-    newest_state,
-    only_version,
-    write_attention,
-)
-from tests.tasks import tiny
+from tests.support.runs import arguments, in_ranks, newest_state, only_version, write_attention
 from tests.tasks.tiny import loss_scaling, overflow_at, trainer
 
 CLASSES = tuple(f"n{number:02d}" for number in range(7))
@@ -283,8 +277,8 @@ def test_wrong_settings_are_refused():
 
 def command(name: str, folder: Path, root: Path, *more: str) -> list[str]:
     attention = write_attention(folder, "FiSHAttention", mixer="mlp", noise="none", dropout=0.2)
-    data = {"data_dir": root, "cache_dir": root / "cache"}
-    return tiny.command(name, "imagenet_swin_tiny", folder, *more, attention=attention, **data)
+    given = {"data_dir": root, "cache_dir": root / "cache", "attention": attention}
+    return arguments(name, folder, *more, task="tiny/imagenet_swin_tiny", **given)
 
 
 SHORT = ("--trainer.max_steps", "2", "--run.checkpoint_every", "1")

@@ -19,6 +19,7 @@ from tests.datamodules.text import made as made_text
 from tests.support.helpers import error_of
 from tests.support.runs import (
     ROOT,
+    arguments,
     fingerprint,
     in_ranks,
     metrics,
@@ -28,7 +29,6 @@ from tests.support.runs import (
     write_attention,
 )
 from tests.support.slow import mostly_slow
-from tests.tasks.tiny import command as tiny_command
 from tests.tasks.tiny import trainer
 
 CONFIGS = ROOT / "configs"
@@ -198,7 +198,7 @@ def test_inverse_square_root_has_no_end():
 def command(name, place, text, *more, tiny="small"):
     every = ("--trainer.log_every_n_steps", "1", "--trainer.max_steps", "4")
     every += ("--trainer.val_check_interval", "2", "--run.checkpoint_every", "2")
-    return tiny_command(name, f"wikitext103_{tiny}", place, *every, *more, data_dir=text)
+    return arguments(name, place, *every, *more, task=f"tiny/wikitext103_{tiny}", data_dir=text)
 
 
 @pytest.fixture(scope="module")

@@ -24,11 +24,8 @@ from lit_probattn.tasks import SeriesClassifier, Task
 from lit_probattn.tasks.distributed import sum_with_gradients
 from lit_probattn.training.checkpoints import CheckedCheckpointIO
 from lit_probattn.training.saving import RunCheckpoint
-from tests.support.runs import (
-    in_ranks,
-    only_version,
-)
-from tests.tasks import tiny
+from tests.support.paths import CONFIGS
+from tests.support.runs import arguments, in_ranks, only_version
 from tests.tasks.tiny import softmax, trainer
 
 FEATURES, CLASSES, LENGTH = 3, 5, 13
@@ -235,7 +232,8 @@ def command(name: str, folder: Path, *more: str) -> list[str]:
     short += ["--run.checkpoint_every", "1", "--trainer.log_every_n_steps", "1"]
     # torch's dropout differs by rank; attention dropout and noise are drawn by sample
     short += ["--model.init_args.dropout", "0"]
-    return tiny.command(name, "uea", folder, *short, *more, attention="gfish", data_dir=folder)
+    given = {"attention": str(CONFIGS / "attention/gfish.yaml"), "data_dir": folder}
+    return arguments(name, folder, *short, *more, task="tiny/uea", **given)
 
 
 @pytest.fixture(scope="module")

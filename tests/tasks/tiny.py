@@ -1,9 +1,8 @@
-"""A tiny task on random tokens, built in Python; command lines of the other tiny tasks."""
+"""A tiny task on random tokens, built in Python."""
 
 from __future__ import annotations
 
 from collections.abc import Container
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -14,7 +13,6 @@ from datamodules import Synthetic
 from lit_probattn.attention import Attention, SoftmaxAttention
 from lit_probattn.tasks import SequenceClassifier
 from lit_probattn.training.callbacks import StepNumbers
-from tests.support.runs import write_attention
 
 VOCAB, CLASSES, LENGTH = 13, 5, 23
 
@@ -22,27 +20,6 @@ VOCAB, CLASSES, LENGTH = 13, 5, 23
 def softmax(embed_dim: int, head_dim: int, **options: Any) -> Attention:
     """Two heads."""
     return SoftmaxAttention(embed_dim, head_dim=head_dim, num_heads=2, **options)
-
-
-def command(
-    name: str, task: str, folder: Path, *more: str, attention: str | None = None, **data: Any
-) -> list[str]:
-    """Command line of a run of `configs/tasks/tiny` on one CPU, in `folder`/runs.
-
-    Args:
-        name: of the command.
-        task: name of the configuration, without its folder.
-        folder: of the runs.
-        more: further words.
-        attention: its file. None means softmax attention.
-        data: arguments of the DataModule.
-    """
-    files = ["--task", f"tiny/{task}", "--attention", attention or write_attention(folder)]
-    place = ["--run.root", str(folder / "runs"), "--trainer.accelerator", "cpu"]
-    if "--trainer.devices" not in more:
-        place += ["--trainer.devices", "1"]
-    given = [word for key, x in data.items() for word in (f"--data.init_args.{key}", str(x))]
-    return [name, *files, *place, *given, "--trainer.enable_progress_bar", "false", *more]
 
 
 def task(attention=softmax, **options: Any) -> SequenceClassifier:

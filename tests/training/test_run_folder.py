@@ -32,7 +32,6 @@ from lit_probattn.training.run_folder import (
 )
 from lit_probattn.training.run_record import read_starts, remove_leftovers, write_record
 from tests.datamodules.lra.files import write_pairs
-from tests.support.paths import ROOT
 from tests.support.runs import (
     arguments,
     at_micro_batch,
@@ -43,7 +42,6 @@ from tests.support.runs import (
     rewound,
     run,
     stateful,
-    write_attention,
 )
 
 TWO = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
@@ -156,12 +154,8 @@ def test_data_are_not_prepared_for_a_run_that_noted_none(tmp_path):
 
 
 def retrieval(command: str, folder: Path, data: str, *more: str) -> list[str]:
-    task = str(ROOT / "configs/tasks/tiny/lra_retrieval.yaml")
-    files = ["--config", task, "--config", write_attention(folder)]
-    place = ["--run.root", str(folder / "runs"), "--data.init_args.data_dir", str(folder / data)]
-    short = ["--trainer.max_steps", "1", "--trainer.enable_progress_bar", "false"]
-    one = ["--trainer.accelerator", "cpu", "--trainer.devices", "1"]
-    return [command, *files, *place, *short, *one, *more]
+    given = {"task": "tiny/lra_retrieval", "data_dir": folder / data}
+    return arguments(command, folder, "--trainer.max_steps", "1", *more, **given)
 
 
 def test_other_files_do_not_replace_the_result_of_a_run(tmp_path, capsys):

@@ -21,22 +21,14 @@ from tests.analysis.made import checkpoint
 from tests.datamodules.text import made as made_text
 from tests.support.helpers import error_of, with_options
 from tests.support.patching import check_figures
-from tests.support.paths import ROOT
-from tests.support.runs import only_version, run, write_attention
+from tests.support.runs import arguments, only_version, run
 
 
 def train(folder):
     """Train a small language model; return its last checkpoint."""
     text = made_text.write(folder / "text")
-    run(
-        [
-            *("fit", "--config", str(ROOT / "configs/tasks/tiny/wikitext103_value_aware.yaml")),
-            *("--config", write_attention(folder), "--run.root", str(folder / "runs")),
-            *("--data.init_args.data_dir", str(text), "--trainer.accelerator", "cpu"),
-            *("--trainer.devices", "1", "--trainer.enable_progress_bar", "false"),
-            *("--trainer.max_steps", "4", "--trainer.val_check_interval", "4"),
-        ]
-    )
+    short = ("--trainer.max_steps", "4", "--trainer.val_check_interval", "4")
+    run(arguments("fit", folder, *short, task="tiny/wikitext103_value_aware", data_dir=text))
     return next((only_version(folder) / "checkpoints").glob("step-00000004.ckpt"))
 
 

@@ -13,7 +13,7 @@ from lit_probattn.training.checkpoints import load_checkpoint, save_checkpoint
 from tests.bad_inputs.cases import Case, command_error
 from tests.datamodules.text.fine_tuning import made
 from tests.support.caches import scratch_folder
-from tests.support.runs import only_version, run, write_attention
+from tests.support.runs import arguments, only_version, run
 
 
 @functools.cache
@@ -25,11 +25,8 @@ def _place() -> Path:
 
 
 def _words(command: str, folder: Path, *more: str, task: str = "mnli") -> list[str]:
-    files = ["--task", f"tiny/{task}", "--attention", write_attention(folder)]
-    place = ["--run.root", str(folder / "runs"), "--trainer.accelerator", "cpu"]
-    place += ["--data.init_args.cache_dir", str(_place() / "cache"), "--trainer.devices", "1"]
-    place += ["--data.init_args.path", str(_place() / task)]
-    return [command, *files, *place, "--trainer.enable_progress_bar", "false", *more]
+    given = {"path": _place() / task, "cache_dir": _place() / "cache"}
+    return arguments(command, folder, *more, task=f"tiny/{task}", **given)
 
 
 @functools.cache

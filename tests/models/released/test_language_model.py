@@ -10,14 +10,12 @@ import torch
 from torch.nn import functional as F
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
-from lit_probattn.cli.app import main
 from lit_probattn.models.decoding import generate
 from lit_probattn.models.language_model import LanguageModel
 from lit_probattn.models.released.language_model import ReleasedLanguageModel
 from lit_probattn.tasks import ReleasedLanguageModeling
 from tests.datamodules.text import made as made_text
-from tests.support.paths import CONFIGS
-from tests.support.runs import newest_state, only_version, write_attention
+from tests.support.runs import arguments, newest_state, only_version, run
 
 VOCAB, LONGEST, WIDTH, HEAD, HEADS = 19, 13, 10, 7, 3
 SIZES = {"vocab_size": VOCAB, "max_seq_len": LONGEST, "embed_dim": WIDTH, "head_dim": HEAD}
@@ -121,21 +119,13 @@ def test_m_steps_count_every_query():
 @pytest.mark.slow
 def test_the_shipped_task_trains(tmp_path):
     made_text.write(tmp_path)
-    task = CONFIGS / "tasks" / "as_released" / "wikitext103_small_pre_norm.yaml"
     sizes = {"embed_dim": 16, "head_dim": 8, "num_layers": 2, "mlp_dim": 32, "cutoffs": "[20]"}
     sizes |= {"schedule_steps": 16, "warmup_steps": 4, "max_new_tokens": 8}
     data = {"corpus": "other", "segment_len": 16, "batch_size": 4, "vocab_size": "null"}
     words = [w for k, v in sizes.items() for w in (f"--model.init_args.{k}", str(v))]
-    words += [w for k, v in data.items() for w in (f"--data.init_args.{k}", str(v))]
-    status = main(
-        [
-            *("fit", "--config", str(task), "--config", write_attention(tmp_path), *words),
-            *("--data.init_args.data_dir", str(tmp_path), "--run.root", str(tmp_path / "runs")),
-            *("--trainer.max_steps", "2", "--trainer.val_check_interval", "2"),
-            *("--trainer.accelerator", "cpu"),
-        ]
-    )
-    assert status == 0
+    words += ["--trainer.max_steps", "2", "--trainer.val_check_interval", "2"]
+    task = "as_released/wikitext103_small_pre_norm"
+    run(arguments("fit", tmp_path, *words, task=task, data_dir=tmp_path, **data))
     state = newest_state(only_version(tmp_path))
     assert state["hyper_parameters"]["pre_norm"] == "keys"
     assert not any(name.startswith("model.encoder.norm") for name in state["state_dict"])

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from lit_probattn.cli.app import main
-from tests.support.paths import ROOT
-from tests.support.runs import in_ranks, rewound, run, write_attention
+from tests.support.runs import arguments, in_ranks, rewound, run, write_attention
 
 DOUBLE = ("--trainer.precision", "64-true")
 NO_DROPOUT = ("--model.init_args.dropout", "0.0")  # torch's dropout differs by rank
 TWO_PROCESSES = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
-QUIET = ("--trainer.enable_progress_bar", "false", "--trainer.log_every_n_steps", "1")
+EVERY_STEP = ("--trainer.log_every_n_steps", "1")
 
 
 def _nothing(folder: Path) -> Sequence[str]:
@@ -46,11 +45,8 @@ class Trial:
     def command(self, folder: Path, *more: str, name: str = "fit") -> list[str]:
         """Return the words of a command on the runs of a folder."""
         attention = write_attention(folder, "MGKAttention", num_components=2)
-        place = ["--run.root", str(folder / "runs"), "--trainer.accelerator", "cpu"]
-        if "--trainer.devices" not in more:
-            place += ["--trainer.devices", "1"]
-        files = ["--config", str(ROOT / f"configs/tasks/{self.task}.yaml"), "--config", attention]
-        return [name, *files, *place, *QUIET, *self.flags(folder), *self.model, *more]
+        words = (*EVERY_STEP, *self.flags(folder), *self.model, *more)
+        return arguments(name, folder, *words, task=self.task, attention=attention)
 
     def trained(self, factory: Any, *more: str) -> Path:
         """Return the folder of a training in as many processes as the words say."""

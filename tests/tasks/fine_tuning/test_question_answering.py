@@ -19,9 +19,8 @@ from lit_probattn.tasks.fine_tuning.answers import Prediction, scores_of
 from lit_probattn.training.trained import open_trained
 from tests.datamodules.text.fine_tuning import made
 from tests.support.helpers import error_of
-from tests.support.runs import only_version, run
+from tests.support.runs import arguments, only_version, run
 from tests.support.slow import mostly_slow
-from tests.tasks import tiny
 from tests.tasks.tiny import softmax
 
 
@@ -85,7 +84,8 @@ def command(name: str, folder: Path, *more: str, task: str = "squad") -> list[st
     text = folder / f"text{version}"
     if not text.exists():
         made.write_squad(text, version)
-    return tiny.command(name, task, folder, *more, path=text, cache_dir=folder / "cache")
+    given = {"path": text, "cache_dir": folder / "cache"}
+    return arguments(name, folder, *more, task=f"tiny/{task}", **given)
 
 
 SHORT = ("--trainer.max_steps", "4", "--trainer.val_check_interval", "4")

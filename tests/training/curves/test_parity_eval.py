@@ -15,8 +15,8 @@ import pytest
 from datamodules.core.order import RotatingOrder
 from lit_probattn.cli.app import main
 from lit_probattn.tasks import SequenceClassifier
-from tests.support.paths import ROOT
 from tests.support.runs import (
+    arguments,
     at_micro_batch,
     fingerprint,
     in_child,
@@ -39,14 +39,10 @@ TESTED = ("--run.test_during_training", "all")
 
 
 def command(folder: Path, *more: str, name: str = "fit") -> list[str]:
-    files = ["--config", str(ROOT / "configs/tasks/tiny/lra_listops.yaml")]
-    files += ["--config", write_attention(folder, "SoftmaxAttention", dropout=0.2)]
-    place = ["--run.root", str(folder / "runs"), "--trainer.accelerator", "cpu"]
-    place += ["--data.init_args.cache_dir", str(folder.parent / "cache")]
-    if "--trainer.devices" not in more:
-        place += ["--trainer.devices", "1"]
-    quiet = ["--trainer.enable_progress_bar", "false", "--model.init_args.lr", "0.01"]
-    return [name, *files, *place, *quiet, *LENGTH, *PARITY, *TESTED, *more]
+    attention = write_attention(folder, dropout=0.2)
+    words = ("--model.init_args.lr", "0.01", *LENGTH, *PARITY, *TESTED, *more)
+    given = {"attention": attention, "cache_dir": folder.parent / "cache"}
+    return arguments(name, folder, *words, task="tiny/lra_listops", **given)
 
 
 def stream() -> Iterator[int]:

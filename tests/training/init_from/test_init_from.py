@@ -22,7 +22,7 @@ from lit_probattn.training.checkpoints import save_checkpoint
 from lit_probattn.training.init_from import Taken, init_from
 from tests.datamodules.text.fine_tuning import made
 from tests.support.helpers import error_of
-from tests.support.runs import newest_state, only_version, run, write_attention
+from tests.support.runs import arguments, newest_state, only_version, run
 
 SIZES = {"vocab_size": 23, "max_seq_len": 12, "embed_dim": 8, "head_dim": 4}
 SIZES |= {"num_layers": 2, "mlp_dim": 8}
@@ -189,12 +189,10 @@ def command(folder: Path, task: str, *more: str) -> list[str]:
     text = folder / task
     if not text.exists():
         made.write_mnli(text) if task == "mnli" else made.write_sst2(text)
-    words = ["fit", "--task", f"tiny/{task}", "--attention", write_attention(folder)]
-    words += ["--run.root", str(folder / "runs"), "--trainer.accelerator", "cpu"]
-    words += ["--data.init_args.path", str(text), "--trainer.devices", "1"]
-    words += ["--data.init_args.cache_dir", str(folder / "cache"), "--trainer.max_steps", "1"]
-    words += ["--trainer.limit_val_batches", "1", "--model.init_args.schedule_steps", "8"]
-    return [*words, "--trainer.enable_progress_bar", "false", *more]
+    words = ["--trainer.max_steps", "1", "--trainer.limit_val_batches", "1"]
+    words += ["--model.init_args.schedule_steps", "8", *more]
+    given = {"task": f"tiny/{task}", "path": text, "cache_dir": folder / "cache"}
+    return arguments("fit", folder, *words, **given)
 
 
 @pytest.fixture(scope="module")
