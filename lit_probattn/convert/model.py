@@ -18,6 +18,7 @@ from lit_probattn.base.errors import ConfigError
 from lit_probattn.convert.files import find_layers, restore_layer
 from lit_probattn.convert.fish import convert_to_fish
 from lit_probattn.convert.layer import LayerErrors, LayerInputs, Mixture, convert_layer
+from lit_probattn.tasks.base import real_rows
 
 Batches = Sequence[dict[str, Any]]
 
@@ -202,8 +203,7 @@ def compare_models(
 ) -> ModelErrors | ModelLosses:
     """Compare a task with its old and new layers on the real rows of batches."""
     converted = replace_layers(copy.deepcopy(task), layers).eval()
-    rows = [_real_rows(batch) for batch in batches]
-    rows = [batch for batch in rows if len(batch["sample_ids"])]
+    rows = _real_batches(batches)
     pairs = [(_outputs(task, batch), _outputs(converted, batch)) for batch in rows]
     if not all(isinstance(part, Tensor) and part.dim() > 1 for pair in pairs for part in pair):
         return compare_losses(task, layers, batches)
@@ -221,21 +221,17 @@ def compare_models(
 def compare_losses(task: Any, layers: Mapping[str, Attention], batches: Batches) -> ModelLosses:
     """Compare the losses of a task with its old and new layers on real rows."""
     converted = replace_layers(copy.deepcopy(task), layers).eval()
-    rows = [_real_rows(batch) for batch in batches]
-    rows = [batch for batch in rows if len(batch["sample_ids"])]
+    rows = _real_batches(batches)
     count = sum(len(batch["sample_ids"]) for batch in rows)
     return ModelLosses(_mean_loss(task, rows), _mean_loss(converted, rows), count)
+
+
+def _real_batches(batches: Batches) -> Batches:
+    """Return batches without filler rows; those without any real row are omitted."""
+    return [rows for batch in batches if len((rows := real_rows(batch))["sample_ids"])]
 
 
 def _mean_loss(task: Any, rows: Batches) -> float:
     counts = [len(batch["sample_ids"]) for batch in rows]
     losses = [float(task.batch_loss(batch)) for batch in rows]
     return sum(a * b for a, b in zip(losses, counts, strict=True)) / max(1, sum(counts))
-
-
-def _real_rows(batch: Mapping[str, Any]) -> dict[str, Any]:
-    real = batch["sample_ids"] >= 0
-    return {
-        name: value[real] if isinstance(value, Tensor) and len(value) == len(real) else value
-        for name, value in batch.items()
-    }

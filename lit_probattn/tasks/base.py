@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import lightning.pytorch as pl
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from lit_probattn.attention.mgk.annealing import NormAnnealing
+from lit_probattn.attention.numerics import compute_dtype
 from lit_probattn.base.arguments import Count, NotNegative, OnlyWith, Positive, WholeNumber, takes
 from lit_probattn.randomness import RandomKey, mix_integers
 from lit_probattn.tasks.distributed import (
@@ -209,11 +210,21 @@ def check_sizes(task: Task, data: Any) -> None:
             )
 
 
+def real_rows(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a batch without its filler rows; entries that do not have its rows are unchanged."""
+    real = batch["sample_ids"] >= 0
+    return {
+        name: value[real] if isinstance(value, Tensor) and value.shape[:1] == real.shape else value
+        for name, value in batch.items()
+    }
+
+
 class Task(pl.LightningModule):
     """Training rules shared by all tasks; a subclass adds the model, its loss and its metrics.
 
-    A subclass sets `self.model` and implements `batch_loss`, `evaluate`, `log_scores` and
-    `reset_scores`. Logged values are `train/loss` (mean over the global batch), `lr` and `beta1`.
+    A subclass sets `self.model` and implements `batch_loss`, `evaluate` and `log_scores`;
+    `add_to_sums` and `summed` keep `num_sums` numbers between the last two. Logged values are
+    `train/loss` (mean over the global batch), `lr` and `beta1`.
 
     Source of the defaults: MGK, ICML 2022, training set-up on the Long Range Arena and its code:
     AdamW, one-cycle schedule with beta1 cycling.
@@ -235,6 +246,8 @@ class Task(pl.LightningModule):
     model: nn.Module
     # Patterns of the scores that evaluations log, without the split; empty if unknown.
     logged: ClassVar[tuple[str, ...]] = ()
+    # Numbers that an evaluation sums over the rows of a split.
+    num_sums: ClassVar[int] = 0
     # Task-specific parts of the model, which initial weights may lack.
     heads: ClassVar[tuple[str, ...]] = ("head", "output", "spans", "pooler", "classifier")
 
@@ -265,6 +278,7 @@ class Task(pl.LightningModule):
         self.cycle_momentum = cycle_momentum
         self.compile_model = compile
         self._window: list[tuple[int, Batch, Tensor]] = []  # micro-batches since the last step
+        self._sums = torch.zeros(self.num_sums, dtype=torch.float64)
         self._overflows_in_a_row = 0
         self.stop_requested = 0  # set from outside: the signal that requests this process to stop
         self.stop_agreed = 0  # set here: the signal received by any rank, equal on all ranks
@@ -295,9 +309,32 @@ class Task(pl.LightningModule):
         except RuntimeError:
             return None
 
+    @property
+    def datamodule(self) -> Any:
+        """The DataModule of the trainer, or None."""
+        return getattr(self.trainer_or_none, "datamodule", None)
+
+    def print_line(self, line: str) -> None:
+        """Print a line on the first rank."""
+        if self.trainer.is_global_zero:
+            print(line, flush=True)
+
     def batch_loss(self, batch: Batch) -> Tensor:
         """Return the mean loss over the rows of a training batch. Shape ()."""
         raise NotImplementedError(f"{type(self).__name__} must implement batch_loss")
+
+    def part_of_mean(self, total: Tensor, count: Tensor) -> Tensor:
+        """Return this micro-batch's contribution to a mean over the global batch.
+
+        The mean of the contributions over ranks and accumulation steps is that mean.
+
+        Args:
+            total: sum over the entries of this micro-batch.
+            count: number of entries of the global batch, ().
+        """
+        trainer = self.trainer_or_none
+        parts = num_ranks() * (1 if trainer is None else trainer.accumulate_grad_batches)
+        return total * (parts / count.to(total))
 
     # ---- evaluation --------------------------------------------------------------------------
 
@@ -310,6 +347,15 @@ class Task(pl.LightningModule):
 
     def reset_scores(self) -> None:
         """Discard the sums of `evaluate`, also those of an evaluation that ended with an error."""
+        self._sums.zero_()
+
+    def add_to_sums(self, *values: Tensor) -> None:
+        """Add to the first sums of an evaluation, in float64."""
+        self._sums[: len(values)] += torch.stack([x.double() for x in values]).to(self._sums)
+
+    def summed(self) -> Tensor:
+        """Return the sums of an evaluation over all ranks, (num_sums,) float64."""
+        return sum_over_ranks(self._sums.to(self.device, copy=True))
 
     def may_omit(self, metric: str) -> bool:
         """Whether some validations of this run log a metric, such as val/score, and others not."""
@@ -373,7 +419,7 @@ class Task(pl.LightningModule):
             ValueError: `trainer.max_steps` is missing, or exceeds the schedule; there is nothing to
                 anneal; or the model was built for other data.
         """
-        check_sizes(self, getattr(self.trainer, "datamodule", None))
+        check_sizes(self, self.datamodule)
         if self.compile_model:
             self.model.compile()
         if stage != "fit":
@@ -383,18 +429,16 @@ class Task(pl.LightningModule):
         max_steps = self.trainer.max_steps
         length, warmup = self._lengths()
         check_schedule(self.schedule, total_steps=length, warmup_steps=warmup)
-        if warmup != self.warmup_steps and self.trainer.is_global_zero:
-            print(
+        if warmup != self.warmup_steps:
+            self.print_line(
                 f"warm-up scaled: warmup_steps {self.warmup_steps} exceeds max_steps "
                 f"{max_steps}, so the warm-up has {warmup} steps and the schedule ends with the "
-                f"run",
-                flush=True,
+                f"run"
             )
-        elif 0 < max_steps <= warmup and self.trainer.is_global_zero:
-            print(
+        elif 0 < max_steps <= warmup:
+            self.print_line(
                 f"max_steps {max_steps} ends within the warm-up of {warmup} steps: for a complete "
-                f"schedule set --model.init_args.schedule_steps null",
-                flush=True,
+                f"schedule set --model.init_args.schedule_steps null"
             )
         if self.schedule not in OPEN_ENDED and max_steps > length:
             raise ValueError(
@@ -485,7 +529,7 @@ class Task(pl.LightningModule):
                 loss scaling, the scaler skips the step after a gradient overflow; the tenth
                 overflow in a row raises.
         """
-        wide = [loss if loss.dtype == torch.float64 else loss.float() for *_, loss in self._window]
+        wide = [loss.to(compute_dtype(loss)) for *_, loss in self._window]
         losses = torch.stack(wide)
         largest = largest_gradient(self.parameters()).to(losses.device)
         bad = torch.stack([~losses.isfinite().all(), ~largest.isfinite()]).to(losses)
@@ -614,8 +658,7 @@ class Task(pl.LightningModule):
         """
         state = checkpoint.get("training", {})
         self._overflows_in_a_row = state.get("overflows_in_a_row", 0)
-        trainer = self.trainer_or_none
-        data = getattr(trainer, "datamodule", None)
+        trainer, data = self.trainer_or_none, self.datamodule
         if data is not None and type(data).__qualname__ in checkpoint:
             data.load_state_dict(checkpoint[type(data).__qualname__])
         if trainer is None or not trainer.training:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lit_probattn.attention.numerics import compute_dtype
 from lit_probattn.base.arguments import Count, OnlyWith, Range, WholeNumber, arguments_of, takes
 from lit_probattn.models.decision_transformer import DecisionTransformer
 from lit_probattn.rollouts.environments import (
@@ -20,9 +21,9 @@ from lit_probattn.rollouts.environments import (
 )
 from lit_probattn.rollouts.episodes import Episode, Player, Watch
 from lit_probattn.rollouts.facts import EvaluationFacts
-from lit_probattn.tasks.base import Split, Task
+from lit_probattn.tasks.base import Split, Task, real_rows
 from lit_probattn.tasks.counted import CountedTask
-from lit_probattn.tasks.distributed import gather_objects, num_ranks, sum_over_ranks
+from lit_probattn.tasks.distributed import gather_objects, num_ranks
 
 FIRST_SEED = 100  # added to the run's seed for the first episode, as in the source
 _SECONDS_BETWEEN_LINES = 10.0
@@ -67,6 +68,7 @@ class DecisionMaking(CountedTask):
     """
 
     logged: ClassVar[tuple[str, ...]] = ("loss", "steps", *_SCORES)
+    num_sums = 2  # squared errors, steps
 
     model: DecisionTransformer
 
@@ -102,7 +104,6 @@ class DecisionMaking(CountedTask):
         self.model = DecisionTransformer(**arguments_of(DecisionTransformer, options))
         self.facts: EvaluationFacts | None = None
         self.provenance: dict[str, Any] = {}
-        self._sums = torch.zeros(2, dtype=torch.float64)  # squared errors, steps
         self._validations = 0  # since the last one with episodes
 
     # ---- set-up ------------------------------------------------------------------------------
@@ -115,7 +116,7 @@ class DecisionMaking(CountedTask):
                 `Task.setup`.
         """
         super().setup(stage)
-        self.facts = EvaluationFacts.of(getattr(self.trainer, "datamodule", None)) or self.facts
+        self.facts = EvaluationFacts.of(self.datamodule) or self.facts
         plays = self.val_episodes if stage in ("fit", "validate") else self.test_episodes
         if plays and stage != "predict" and self.facts is not None and self.facts.env_name:
             environment = make_environment(self.facts.env_name)
@@ -141,7 +142,7 @@ class DecisionMaking(CountedTask):
         Computed in float32 or float64.
         """
         predicted = self.predicted(batch)
-        exact = predicted if predicted.dtype == torch.float64 else predicted.float()
+        exact = predicted.to(compute_dtype(predicted))
         errors = (exact - batch["actions"].to(exact)).square().mean(-1)
         return torch.where(batch["mask"], errors, 0.0)
 
@@ -157,14 +158,13 @@ class DecisionMaking(CountedTask):
 
     def evaluate(self, batch: Any, split: Split) -> None:
         """Add the errors of the real steps of a batch."""
-        rows = _real_rows(batch)
+        rows = real_rows(batch)
         if len(rows["sample_ids"]):
-            sums = [self.squared_errors(rows).double().sum(), rows["mask"].sum()]
-            self._sums += torch.stack([value.double() for value in sums]).to(self._sums)
+            self.add_to_sums(self.squared_errors(rows).double().sum(), rows["mask"].sum())
 
     def log_scores(self, split: Split) -> None:
         """Log the loss; play episodes if due."""
-        total, steps = sum_over_ranks(self._sums.to(self.device)).tolist()
+        total, steps = self.summed().tolist()
         self.reset_scores()
         loss = torch.tensor(total / steps if steps else float("nan"), dtype=torch.float64)
         self.log(f"{split}/loss", loss, prog_bar=split == "val")
@@ -172,10 +172,6 @@ class DecisionMaking(CountedTask):
         count = self._episodes_now(split)
         if count:
             self._log_returns(split, count)
-
-    def reset_scores(self) -> None:
-        """Discard the sums."""
-        self._sums = torch.zeros(2, dtype=torch.float64)
 
     def may_omit(self, metric: str) -> bool:
         """Whether only the validations that play episodes log a metric."""
@@ -196,7 +192,7 @@ class DecisionMaking(CountedTask):
     def _log_returns(self, split: Split, count: int) -> None:
         facts = self.facts
         if facts is None or not facts.env_name:
-            self._print_line("no episodes played: the data specify no environment")
+            self.print_line("no episodes played: the data specify no environment")
             return
         targets = sorted(self.target_returns or facts.target_returns, reverse=True)
         report = {**describe_environment(facts.env_name), "episodes": count}
@@ -216,7 +212,7 @@ class DecisionMaking(CountedTask):
             exact = {k: torch.tensor(value, dtype=torch.float64) for k, value in found.items()}
             self.log_dict({f"{split}/{key}_{name}": value for key, value in exact.items()})
             report["targets"][name] = {"target": target, **found, "returns": returns.tolist()}
-            self._print_line(
+            self.print_line(
                 f"{report['environment']}, target {target:g}: return {found['return']:.1f} ± "
                 f"{found['return_std']:.1f}, score {found['score']:.1f}, {count} episodes of "
                 f"{found['length']:.0f} steps"
@@ -226,7 +222,7 @@ class DecisionMaking(CountedTask):
         report["score_is"] = "the better of the two targets"
         self.provenance["evaluation"] = report
         if split == "test":
-            self._print_line(f"note: {report['warning']}")
+            self.print_line(f"note: {report['warning']}")
 
     def play(self, target: float, count: int) -> list[Episode]:
         """Play `count` episodes for a target return, distributed over the ranks; return all in
@@ -275,10 +271,6 @@ class DecisionMaking(CountedTask):
 
         return watch
 
-    def _print_line(self, line: str) -> None:
-        if self.trainer.is_global_zero:
-            print(line, flush=True)
-
     # ---- prediction --------------------------------------------------------------------------
 
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
@@ -288,7 +280,7 @@ class DecisionMaking(CountedTask):
             `sample_id` (R,), and for each of the R rows, at its real steps: `timesteps`, `actions`
             and `predicted`, lists of numbers or of lists of act_dim numbers.
         """
-        rows = _real_rows(batch)
+        rows = real_rows(batch)
         result: dict[str, Any] = {"sample_id": rows["sample_ids"]}
         named = {"timesteps": rows["timesteps"], "actions": rows["actions"]}
         if len(rows["sample_ids"]):
@@ -314,9 +306,3 @@ class DecisionMaking(CountedTask):
         self._validations = training.get("validations_since_episodes", 0)
         if "evaluation" in checkpoint:
             self.facts = EvaluationFacts(**checkpoint["evaluation"])
-
-
-def _real_rows(batch: Any) -> dict[str, Any]:
-    """Return the rows of a batch without filler rows."""
-    real = batch["sample_ids"] >= 0
-    return {name: value[real] for name, value in batch.items()}

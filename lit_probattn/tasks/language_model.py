@@ -10,8 +10,8 @@ from lit_probattn.attention.cache import Cache
 from lit_probattn.base.arguments import Count, arguments_of, takes
 from lit_probattn.models.decoding import Sampling, generate
 from lit_probattn.models.language_model import IGNORE, LanguageModel
-from lit_probattn.tasks.base import Batch, Split, Task
-from lit_probattn.tasks.distributed import num_ranks, sum_over_ranks
+from lit_probattn.tasks.base import Batch, Split, Task, real_rows
+from lit_probattn.tasks.distributed import sum_over_ranks
 
 # Scoring modes, as patterns.
 _FORMS = ("segments", "sliding", "stride[0-9]*", "sentences")
@@ -77,29 +77,20 @@ class LanguageModeling(Task):
     def batch_loss(self, batch: Batch) -> Tensor:
         """Return the mean loss over the tokens of a batch. Shape ().
 
-        With `global_tokens`, return this micro-batch's contribution: its mean over ranks and
-        accumulation steps is the mean loss over the global batch.
+        With `global_tokens`, return this micro-batch's contribution to that of the global batch.
         """
         losses = self.token_losses(batch)
         total: Any = batch.get("global_tokens")
-        if total is None:
-            return losses.mean()
-        trainer = self.trainer_or_none
-        parts = num_ranks() * (1 if trainer is None else trainer.accumulate_grad_batches)
-        return losses.sum() * (parts / total.to(losses))
+        return losses.mean() if total is None else self.part_of_mean(losses.sum(), total)
 
     # ---- evaluation --------------------------------------------------------------------------
 
     def evaluate(self, batch: Batch, split: Split) -> None:
         """Add the losses of the real rows of a batch."""
-        real = batch["sample_ids"] >= 0
+        rows: Any = real_rows(batch)
         form = str(batch.get("form", "segments"))
         sums = self._scores.setdefault(form, torch.zeros(4, dtype=torch.float64))
-        if bool(real.any()):
-            rows: Any = {
-                name: value[real] if isinstance(value, Tensor) else value
-                for name, value in batch.items()
-            }
+        if len(rows["sample_ids"]):
             losses = self.token_losses(rows).double()
             words = rows.get("num_words", torch.zeros(len(rows["sample_ids"]))).to(losses)
             # The row of each scored token, in order.
@@ -136,8 +127,8 @@ class LanguageModeling(Task):
             `sample_id` (R,), `prompt` (R, P), `continuation` (R, T) token ids of the R real rows,
             and with a DataModule that can decode, `prompt_text` and `continuation_text`.
         """
-        real = batch["sample_ids"] >= 0
-        prompt, mask, ids = (batch[k][real] for k in ("inputs", "key_mask", "sample_ids"))
+        rows = real_rows(batch)
+        prompt, mask, ids = (rows[k] for k in ("inputs", "key_mask", "sample_ids"))
         tokens = prompt.new_zeros(0, self.max_new_tokens)
         if len(prompt):
             made = generate(
@@ -152,13 +143,13 @@ class LanguageModeling(Task):
             tokens = made.tokens
             self._generated.append((*tokens.shape, made.decode_seconds))
         result = {"sample_id": ids, "prompt": prompt, "continuation": tokens}
-        decode = getattr(getattr(self.trainer, "datamodule", None), "decode", None)
+        decode = getattr(self.datamodule, "decode", None)
         if decode is None:
             return result
         prompts = [decode(row[keep].tolist()) for row, keep in zip(prompt, mask, strict=True)]
         texts = [decode(row.tolist()) for row in tokens]
         for number, before, after in zip(ids.tolist(), prompts, texts, strict=True):
-            self._print_line(f"[{number}] {before} ⟶ {after}")
+            self.print_line(f"[{number}] {before} ⟶ {after}")
         return {**result, "prompt_text": prompts, "continuation_text": texts}
 
     def on_predict_epoch_end(self) -> None:
@@ -170,18 +161,14 @@ class LanguageModeling(Task):
         device = self.device
         tokens, speed = sum_over_ranks(torch.tensor([float(made), rate], device=device)).tolist()
         speed_note = f", {speed:.1f} tokens per second after each prompt's first" if speed else ""
-        self._print_line(f"{tokens:.0f} tokens generated{speed_note}")
-
-    def _print_line(self, line: str) -> None:
-        if self.trainer.is_global_zero:
-            print(line, flush=True)
+        self.print_line(f"{tokens:.0f} tokens generated{speed_note}")
 
     # ---- checkpoints -------------------------------------------------------------------------
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store size and hash of the vocabulary."""
         super().on_save_checkpoint(checkpoint)
-        vocabulary = _vocabulary_of(getattr(self.trainer_or_none, "datamodule", None))
+        vocabulary = _vocabulary_of(self.datamodule)
         if vocabulary is not None:
             checkpoint["vocabulary"] = vocabulary
 
@@ -191,7 +178,7 @@ class LanguageModeling(Task):
         Raises:
             ValueError: the checkpoint was trained with a different vocabulary than the data's.
         """
-        check_vocabulary(checkpoint, getattr(self.trainer_or_none, "datamodule", None))
+        check_vocabulary(checkpoint, self.datamodule)
         super().on_load_checkpoint(checkpoint)
 
 

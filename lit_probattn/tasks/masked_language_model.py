@@ -7,13 +7,13 @@ from torch import Tensor
 from torch.nn import functional
 from torch.optim import AdamW, Optimizer
 
+from lit_probattn.attention.numerics import compute_dtype
 from lit_probattn.attention.packing import packing_of
 from lit_probattn.base.arguments import Range, WholeNumber, arguments_of, takes
 from lit_probattn.models.language_model import IGNORE
 from lit_probattn.models.masked_language_model import MaskedLanguageModel, mask_tokens
-from lit_probattn.tasks.base import Batch, Split, Task
+from lit_probattn.tasks.base import Batch, Split, Task, real_rows
 from lit_probattn.tasks.counted import CountedTask
-from lit_probattn.tasks.distributed import sum_over_ranks
 from lit_probattn.tasks.parameter_order import groups_of_bert
 
 
@@ -57,6 +57,7 @@ class MaskedLanguageModeling(CountedTask):
         *("mlm_error", "mlm_loss", "mlm_tokens"),
         *("nsp_error", "nsp_loss"),
     )
+    num_sums = 6  # losses, wrong tokens, masked tokens; losses, wrong pairs, pairs
 
     model: MaskedLanguageModel
 
@@ -78,8 +79,6 @@ class MaskedLanguageModeling(CountedTask):
         self.mask_probability, self.mask_token = mask_probability, mask_token
         self.model = MaskedLanguageModel(**arguments_of(MaskedLanguageModel, options))
         self.next_sentence: bool = options["next_sentence"]
-        # Losses, wrong tokens, masked tokens; losses, wrong pairs, pairs.
-        self._sums = torch.zeros(6, dtype=torch.float64)
 
     def configure_optimizers(self) -> Optimizer:
         """Return AdamW, without weight decay on biases and layer norms."""
@@ -138,7 +137,7 @@ class MaskedLanguageModeling(CountedTask):
                 "next_sentence requires sentence pairs, which the data do not have: use "
                 "datamodules.PretrainingText with next_sentence true, or set it to false here"
             )
-        wide = logits if logits.dtype == torch.float64 else logits.float()
+        wide = logits.to(compute_dtype(logits))
         elsewhere = batch["elsewhere"]
         losses = functional.cross_entropy(wide, elsewhere, reduction="none")
         return losses, wide.argmax(-1) != elsewhere
@@ -165,21 +164,20 @@ class MaskedLanguageModeling(CountedTask):
 
     def evaluate(self, batch: Batch, split: Split) -> None:
         """Accumulate losses and errors of the real rows of a batch."""
-        real = batch["sample_ids"] >= 0
-        if not bool(real.any()):
+        rows: Any = real_rows(batch)
+        if not len(rows["sample_ids"]):
             return
-        rows: Any = {name: value[real] for name, value in batch.items() if torch.is_tensor(value)}
         hidden, target, logits = self.encode_pairs(rows, self.next_sentence)
         losses, wrong = self._scored(hidden, target)
         sums = [losses.double().sum(), wrong.double().sum(), losses.new_tensor(len(losses))]
         if logits is not None:
             losses, wrong = self.pair_losses(logits, rows)
             sums += [losses.double().sum(), wrong.double().sum(), losses.new_tensor(len(losses))]
-        self._sums[: len(sums)] += torch.stack([x.double() for x in sums]).to(self._sums)
+        self.add_to_sums(*sums)
 
     def log_scores(self, split: Split) -> None:
         """Log error, loss and number of masked tokens, and the same for pairs."""
-        loss, wrong, count, *pairs = sum_over_ranks(self._sums.to(self.device)).tolist()
+        loss, wrong, count, *pairs = self.summed().tolist()
         per_word = 1.0 / count if count else float("nan")
         self.log(f"{split}/mlm_error", 100.0 * wrong * per_word, prog_bar=split == "val")
         self.log(f"{split}/mlm_loss", loss * per_word)
@@ -189,7 +187,3 @@ class MaskedLanguageModeling(CountedTask):
             self.log(f"{split}/nsp_error", 100.0 * pairs[1] * per_pair, prog_bar=split == "val")
             self.log(f"{split}/nsp_loss", pairs[0] * per_pair)
         self.reset_scores()
-
-    def reset_scores(self) -> None:
-        """Discard the sums."""
-        self._sums = torch.zeros(6, dtype=torch.float64)

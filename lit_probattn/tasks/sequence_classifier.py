@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
+from lit_probattn.attention.numerics import compute_dtype
 from lit_probattn.base.arguments import Count, arguments_of, takes
 from lit_probattn.models.classifiers import Classifier
 from lit_probattn.models.classifiers import PairClassifier as PairModel
 from lit_probattn.tasks.base import Batch, Split, Task
-from lit_probattn.tasks.distributed import sum_over_ranks
 
 
 def reset_metrics(*every: nn.ModuleDict) -> None:
@@ -37,6 +37,7 @@ class LabelTask(Task):
     """
 
     logged: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
+    num_sums = 2  # losses, samples
 
     @takes(Task)
     def __init__(self, *, num_classes: Count, **training: Any) -> None:
@@ -44,7 +45,6 @@ class LabelTask(Task):
         self.keep_arguments()  # including the subclass's
         self.num_classes = num_classes
         splits = get_args(Split)
-        self._losses = torch.zeros(2, dtype=torch.float64)  # sum, samples
         self.accuracies = nn.ModuleDict(
             {split: MulticlassAccuracy(num_classes, average="micro") for split in splits}
         )
@@ -54,7 +54,7 @@ class LabelTask(Task):
         logits: Tensor = self.model(
             batch["inputs"], key_mask=batch["key_mask"], rng=self.random_key(batch)
         )
-        return logits if logits.dtype == torch.float64 else logits.float()
+        return logits.to(compute_dtype(logits))
 
     def batch_loss(self, batch: Batch) -> Tensor:
         """Return the mean cross-entropy over the batch. Shape ()."""
@@ -81,7 +81,7 @@ class LabelTask(Task):
 
         Targets of samples without a label are missing values.
         """
-        data: Any = getattr(self.trainer, "datamodule", None)
+        data = self.datamodule
         unlabelled = table["target"] < 0
         if unlabelled.any():
             table["target"] = table["target"].astype("Int64").mask(unlabelled)
@@ -100,8 +100,7 @@ class LabelTask(Task):
         real = batch["sample_ids"] >= 0
         losses = F.cross_entropy(logits, batch["target"], reduction="none")
         accuracy = cast(Metric, self.accuracies[split])
-        total = torch.where(real, losses.double(), 0.0).sum()
-        self._losses += torch.stack([total, real.sum().double()]).to(self._losses)
+        self.add_to_sums(torch.where(real, losses.double(), 0.0).sum(), real.sum())
         if bool(real.any()):
             accuracy.update(logits[real], batch["target"][real])
         self._evaluate_more(logits[real], batch["target"][real], split)
@@ -110,13 +109,13 @@ class LabelTask(Task):
 
     def log_scores(self, split: Split) -> None:
         """Log the mean loss."""
-        total, count = sum_over_ranks(self._losses.to(self.device))
+        total, count = self.summed()
         self.log(f"{split}/loss", total / count)
-        self._losses.zero_()
+        self._sums.zero_()
 
     def reset_scores(self) -> None:
         """Discard the sums of the metrics."""
-        self._losses.zero_()
+        super().reset_scores()
         reset_metrics(self.accuracies)
 
     def _evaluate_more(self, logits: Tensor, target: Tensor, split: Split) -> None:

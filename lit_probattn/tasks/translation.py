@@ -10,13 +10,14 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from lit_probattn.attention.numerics import compute_dtype
 from lit_probattn.base.arguments import Count, Rate, WholeNumber, arguments_of, takes
 from lit_probattn.models.adaptive_softmax import MAX_LOGITS, in_parts
 from lit_probattn.models.decoding import Sampling
 from lit_probattn.models.encoder_decoder import EncoderDecoder
 from lit_probattn.models.language_model import IGNORE
 from lit_probattn.models.search import Beam, Hypothesis, beam_search, sample
-from lit_probattn.tasks.base import Batch, Split, Task
+from lit_probattn.tasks.base import Batch, Split, Task, real_rows
 from lit_probattn.tasks.bleu import FORMS, BLEUForm, BLEUScore, check_installed, corpus_bleu
 from lit_probattn.tasks.distributed import gather_objects, num_ranks, sum_over_ranks
 
@@ -70,8 +71,7 @@ def smoothed_losses(logits: Tensor, target: Tensor, smoothing: float) -> Tensor:
     Returns:
         Shape (n, 2), in float32 or float64.
     """
-    exact = logits if logits.dtype == torch.float64 else logits.float()
-    log_probs = exact.log_softmax(-1)
+    log_probs = logits.to(compute_dtype(logits)).log_softmax(-1)
     plain = -log_probs.gather(-1, target[:, None])[:, 0]
     others = -log_probs.sum(-1) - plain
     smoothed = (1.0 - smoothing) * plain + smoothing / (logits.shape[-1] - 1) * others
@@ -111,6 +111,7 @@ class Translation(Task):
         *("loss", "nll", "ppl", "tokens", "loss_bits", "nll_bits", "bleu"),
         *(f"bleu_{form}" for form in FORMS),
     )
+    num_sums = 3  # smoothed losses, plain losses, tokens
 
     model: EncoderDecoder
 
@@ -143,7 +144,6 @@ class Translation(Task):
         self.model = EncoderDecoder(**arguments_of(EncoderDecoder, options))
         self.provenance: dict[str, Any] = {}
         self._plain: list[Tensor] = []  # unsmoothed losses since the last step
-        self._sums = torch.zeros(3, dtype=torch.float64)  # smoothed, plain, tokens
         self._lines: list[_Line] = []
         self._texts: dict[str, _Written] = {}
 
@@ -154,7 +154,7 @@ class Translation(Task):
             ValueError: a check fails; see also `Task.setup`.
         """
         super().setup(stage)
-        coder = getattr(getattr(self.trainer, "datamodule", None), "coder", None)
+        coder = getattr(self.datamodule, "coder", None)
         if self.model.source_tokens is None and coder is not None and coder.source != coder.target:
             raise ValueError(
                 "share=all requires a joint vocabulary, but the data have two: set "
@@ -189,12 +189,10 @@ class Translation(Task):
     def batch_loss(self, batch: Any) -> Tensor:
         """Return this micro-batch's contribution to the mean loss over the global batch's tokens.
 
-        The mean of the contributions over ranks and accumulation steps is that loss. Shape ().
+        Shape (); see `part_of_mean`.
         """
         sums = self.token_losses(batch).sum(0)
-        trainer = self.trainer_or_none
-        parts = num_ranks() * (1 if trainer is None else trainer.accumulate_grad_batches)
-        smoothed, plain = sums * (parts / batch["global_tokens"].to(sums))
+        smoothed, plain = self.part_of_mean(sums, batch["global_tokens"])
         if self.training:
             self._plain.append(plain.detach())
         return smoothed
@@ -215,12 +213,11 @@ class Translation(Task):
 
     def evaluate(self, batch: Any, split: Split) -> None:
         """Accumulate losses and translations of the real rows of a batch."""
-        rows: Any = _real_rows(batch)
+        rows: Any = real_rows(batch)
         if not len(rows["sample_ids"]):
             return
         losses = self.token_losses(rows).double()
-        total = torch.cat([losses.sum(0), losses.new_tensor([len(losses)])])
-        self._sums += total.to(self._sums)
+        self.add_to_sums(*losses.sum(0), losses.new_tensor(len(losses)))
         size = self.beam.size if self.is_final(split) else self.val_beam_size
         if size:
             found = self._search(rows, replace(self.beam, size=size, n_best=1))
@@ -228,7 +225,7 @@ class Translation(Task):
 
     def log_scores(self, split: Split) -> None:
         """Log losses, perplexity and BLEU."""
-        smoothed, plain, count = sum_over_ranks(self._sums.to(self.device)).tolist()
+        smoothed, plain, count = self.summed().tolist()
         per_token = 1.0 / count if count else float("nan")
         loss, nll = smoothed * per_token, plain * per_token
         scores = {"loss": loss, "nll": nll, "ppl": math.exp(min(nll, 700.0)), "tokens": count}
@@ -240,7 +237,8 @@ class Translation(Task):
 
     def reset_scores(self) -> None:
         """Discard the sums and the translated lines."""
-        self._sums, self._lines = torch.zeros(3, dtype=torch.float64), []
+        super().reset_scores()
+        self._lines = []
 
     def _log_bleu(self, split: Split) -> None:
         everyone = [line for lines in gather_objects(self._lines) for line in lines]
@@ -254,7 +252,7 @@ class Translation(Task):
                 self.log(f"{split}/bleu", found.score, prog_bar=split == "val")
             if is_final:
                 self.log(f"{split}/bleu_{form}", found.score)
-                self._print_line(str(found))
+                self.print_line(str(found))
             stored = self.provenance.setdefault("bleu", {"form": self.bleu_form})
             stored[form] = {name: value for name, value in asdict(found).items() if name != "form"}
 
@@ -286,7 +284,7 @@ class Translation(Task):
             `sample_id` (R,), and for each of the R rows `source`, `reference` and `hypothesis` as
             text, `score` of the hypothesis, and with `n_best` above 1 `hypotheses` and `scores`.
         """
-        rows, data = _real_rows(batch), self._coder()
+        rows, data = real_rows(batch), self._coder()
         found = self.translate(rows["source"], rows["source_mask"], rows["sample_ids"])
         written = self._written_lines(data.predict_split)
         numbers = rows["sample_ids"].tolist()
@@ -335,7 +333,7 @@ class Translation(Task):
         Raises:
             ValueError: the DataModule cannot decode ids.
         """
-        data = getattr(self.trainer, "datamodule", None)
+        data = self.datamodule
         if not hasattr(data, "detokenise"):
             kind = type(data).__name__
             raise ValueError(
@@ -344,22 +342,9 @@ class Translation(Task):
             )
         return data
 
-    def _print_line(self, line: str) -> None:
-        if self.trainer.is_global_zero:
-            print(line, flush=True)
-
 
 def score_lines(lines: Sequence[_Line], form: BLEUForm) -> BLEUScore:
     """Return the BLEU of translated lines in a format."""
     if form == "detokenised":
         return corpus_bleu([x.text for x in lines], [x.reference for x in lines], form)
     return corpus_bleu([x.tokens for x in lines], [x.reference_tokens for x in lines], form)
-
-
-def _real_rows(batch: Any) -> dict[str, Any]:
-    """Return the rows of a batch without filler rows."""
-    real = batch["sample_ids"] >= 0
-    return {
-        name: value[real] if isinstance(value, Tensor) and value.dim() else value
-        for name, value in batch.items()
-    }

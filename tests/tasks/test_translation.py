@@ -133,8 +133,9 @@ def test_parts_of_a_global_batch_sum_to_its_mean(dtype):
 
 def test_the_logged_loss_without_smoothing_is_a_mean_over_ranks_and_micro_batches(monkeypatch):
     """As if two ranks had the same data; without smoothing it is the loss of training."""
-    monkeypatch.setattr("lit_probattn.tasks.translation.num_ranks", lambda: 2)
-    monkeypatch.setattr("lit_probattn.tasks.translation.sum_over_ranks", lambda x: 2 * x)
+    for module in ("lit_probattn.tasks.base", "lit_probattn.tasks.translation"):
+        monkeypatch.setattr(f"{module}.num_ranks", lambda: 2)
+        monkeypatch.setattr(f"{module}.sum_over_ranks", lambda x: 2 * x)
     data = ToyTranslation(num_train=16, num_val=4, num_test=4, num_words=6, max_tokens=64)
     data.prepare_data()
     data.setup("fit")
@@ -143,7 +144,7 @@ def test_the_logged_loss_without_smoothing_is_a_mean_over_ranks_and_micro_batche
     run = trainer(2, accumulate_grad_batches=2)
     run.fit(task, data)
     loss, plain = (float(run.callback_metrics[f"train/{name}"]) for name in ("loss", "nll"))
-    assert plain == pytest.approx(loss, rel=1e-6)  # the base class has the losses of one rank × 2
+    assert plain == pytest.approx(loss, rel=1e-6)
 
 
 def test_a_micro_batch_of_filling_rows_has_a_loss_of_zero():

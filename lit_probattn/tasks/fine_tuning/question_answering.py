@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lit_probattn.attention.numerics import compute_dtype
 from lit_probattn.base.arguments import Count, Range, arguments_of, takes
 from lit_probattn.models.fine_tuned import SpanModel
-from lit_probattn.tasks.base import Split, Task
-from lit_probattn.tasks.distributed import gather_objects, sum_over_ranks
+from lit_probattn.tasks.base import Split, Task, real_rows
+from lit_probattn.tasks.distributed import gather_objects
 from lit_probattn.tasks.fine_tuning.answers import Prediction, scores_of
 from lit_probattn.tasks.fine_tuning.recipe import BERT, FineTuning
 from lit_probattn.tasks.fine_tuning.spans import (
@@ -60,6 +61,7 @@ class QuestionAnswering(FineTuning):
         *("loss", "exact_match", "f1", "questions"),
         *("has_answer_*", "no_answer_*", "best_*"),
     )
+    num_sums = 2  # losses, windows
 
     model: SpanModel
 
@@ -77,7 +79,6 @@ class QuestionAnswering(FineTuning):
         self.n_best, self.max_answer_length = n_best, max_answer_length
         self.null_threshold = null_threshold
         self.model = SpanModel(**arguments_of(SpanModel, options))
-        self._sums = torch.zeros(2, dtype=torch.float64)  # losses, windows
         self._windows: list[Window] = []
 
     def setup(self, stage: str) -> None:
@@ -100,8 +101,7 @@ class QuestionAnswering(FineTuning):
     def forward(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Return the logits of starts and ends, −inf at padding, in float32 or float64; (B, N)."""
         start, end = (
-            logits if logits.dtype == torch.float64 else logits.float()
-            for logits in self.model(**self.encoder_inputs(batch))
+            logits.to(compute_dtype(logits)) for logits in self.model(**self.encoder_inputs(batch))
         )
         blocked = ~batch["key_mask"]
         return start.masked_fill(blocked, -math.inf), end.masked_fill(blocked, -math.inf)
@@ -124,17 +124,17 @@ class QuestionAnswering(FineTuning):
 
     def evaluate(self, batch: Any, split: Split) -> None:
         """Accumulate the losses and the best spans of the real windows of a batch."""
-        rows = _real_rows(batch)
+        rows = real_rows(batch)
         if not len(rows["sample_ids"]):
             return
         start, end = self(rows)
         losses = self.window_losses(start, end, rows["target"]).double()
-        self._sums += torch.stack([losses.sum(), losses.new_tensor(len(losses))]).to(self._sums)
+        self.add_to_sums(losses.sum(), losses.new_tensor(len(losses)))
         self._windows += self._found(rows, start, end, split)
 
     def log_scores(self, split: Split) -> None:
         """Log the loss, and the scores of all questions."""
-        total, count = sum_over_ranks(self._sums.to(self.device)).tolist()
+        total, count = self.summed().tolist()
         windows = [window for part in gather_objects(self._windows) for window in part]
         self.reset_scores()
         questions, data = self._questions(split), self._data()
@@ -150,7 +150,8 @@ class QuestionAnswering(FineTuning):
 
     def reset_scores(self) -> None:
         """Discard the sums and the windows."""
-        self._sums, self._windows = torch.zeros(2, dtype=torch.float64), []
+        super().reset_scores()
+        self._windows = []
 
     def _found(self, rows: Any, start: Tensor, end: Tensor, split: str) -> list[Window]:
         """Return the results of windows, with spans converted from tokens to characters."""
@@ -182,7 +183,7 @@ class QuestionAnswering(FineTuning):
         Returns:
             `sample_id` (R,), the window indices, and `found`, a `Window` of each as a list.
         """
-        rows = _real_rows(batch)
+        rows = real_rows(batch)
         found: list[Window] = []
         if len(rows["sample_ids"]):
             start, end = self(rows)
@@ -235,16 +236,10 @@ class QuestionAnswering(FineTuning):
         Raises:
             ValueError: the DataModule does not provide texts.
         """
-        data = getattr(self.trainer, "datamodule", None)
+        data = self.datamodule
         if not hasattr(data, "characters"):
             raise ValueError(
                 "answers require data with the texts of questions (datamodules."
                 f"QuestionAnswering), received {type(data).__name__}"
             )
         return data
-
-
-def _real_rows(batch: Any) -> dict[str, Any]:
-    """Return the rows of a batch without filler rows."""
-    real = batch["sample_ids"] >= 0
-    return {name: value[real] for name, value in batch.items()}

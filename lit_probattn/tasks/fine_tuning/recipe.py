@@ -51,8 +51,8 @@ class FineTuning(Task):
             ValueError: the model has too few; see also `Task.setup`.
         """
         super().setup(stage)
-        data = getattr(self.trainer_or_none, "datamodule", None)
-        needed, there = getattr(data, "num_token_types", 0), self.model.num_token_types
+        needed = getattr(self.datamodule, "num_token_types", 0)
+        there = self.model.num_token_types
         if there and there < needed:
             raise ValueError(
                 f"the data's tokeniser has {needed} token types, received num_token_types "

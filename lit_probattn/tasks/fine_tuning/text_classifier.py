@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from lit_probattn.attention.numerics import compute_dtype
 from lit_probattn.base.arguments import arguments_of, takes
 from lit_probattn.models.fine_tuned import TextClassifier as TextClassifierModel
 from lit_probattn.tasks.fine_tuning.recipe import BERT, FineTuning
@@ -33,4 +33,4 @@ class TextClassifier(FineTuning, LabelTask):
     def forward(self, batch: Any) -> Tensor:
         """Return the logits of a batch, in float32 or float64. Shape (B, num_classes)."""
         logits: Tensor = self.model(**self.encoder_inputs(batch))
-        return logits if logits.dtype == torch.float64 else logits.float()
+        return logits.to(compute_dtype(logits))

@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 
-def last_rank(
-    patch: pytest.MonkeyPatch, module: str, ranks: Iterable[Callable[[], Any]], *names: str
-) -> Any:
+def last_rank(patch: pytest.MonkeyPatch, ranks: Iterable[Callable[[], Any]], *places: str) -> Any:
     """Call the work of every rank in turn; return the result of the last.
 
     All ranks call the same collectives in the same order, as processes must. The n-th collective of
@@ -18,9 +16,9 @@ def last_rank(
 
     Args:
         patch: of the test.
-        module: `lit_probattn.tasks.…`, which looks the collectives up.
         ranks: the work of each rank.
-        names: collectives that the module calls: `sum_over_ranks`, `gather_objects`.
+        places: collectives, `sum_over_ranks` or `gather_objects`, after the modules of
+            `lit_probattn.tasks` that call them: `base.sum_over_ranks`.
     """
     handed: list[list[Any]] = []
     turn = iter(())
@@ -36,8 +34,9 @@ def last_rank(
         "sum_over_ranks": lambda values: sum(share(values.clone())),
         "gather_objects": lambda item: list(share(item)),
     }
-    for name in names:
-        patch.setattr(f"{module}.{name}", collectives[name])
+    for place in places:
+        name = place.rpartition(".")[2]
+        patch.setattr(f"lit_probattn.tasks.{place}", collectives[name])
     result = None
     for work in ranks:
         turn = iter(range(len(handed) + 100))

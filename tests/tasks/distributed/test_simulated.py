@@ -66,7 +66,15 @@ MADE = {
     "fine_tuning.question_answering": of_questions,
     "translation": of_translation,
 }
-GATHERED = ("fine_tuning.question_answering", "translation")
+# The collectives of each task's `log_scores`.
+CALLS = {
+    "language_model": ["language_model.sum_over_ranks"],
+    "masked_language_model": ["base.sum_over_ranks"],
+    **{
+        name: ["base.sum_over_ranks", f"{name}.gather_objects"]
+        for name in ("fine_tuning.question_answering", "translation")
+    },
+}
 
 
 def rows_of(batch: dict[str, Any], rows: slice) -> dict[str, Any]:
@@ -95,8 +103,7 @@ def test_scores_are_those_of_the_rows_of_all_ranks(name, monkeypatch):
     )
     task.log_scores("val")
     ranks = [lambda one=one: one.log_scores("val") for one in (first, last)]
-    calls = ("sum_over_ranks", *(["gather_objects"] if name in GATHERED else []))
-    last_rank(monkeypatch, f"lit_probattn.tasks.{name}", ranks, *calls)
+    last_rank(monkeypatch, ranks, *CALLS[name])
     assert together == pytest.approx(whole, rel=1e-12)
     assert alone != pytest.approx(whole, rel=1e-3), "the first rank has seen its rows only"
     assert len(whole) > 2
@@ -105,7 +112,7 @@ def test_scores_are_those_of_the_rows_of_all_ranks(name, monkeypatch):
 @pytest.mark.parametrize("name", ["language_model", "translation"])
 def test_the_mean_loss_of_ranks_and_micro_batches_is_that_of_the_global_batch(name, monkeypatch):
     """Two ranks of two micro-batches with different numbers of tokens."""
-    monkeypatch.setattr(f"lit_probattn.tasks.{name}.num_ranks", lambda: 2)
+    monkeypatch.setattr("lit_probattn.tasks.base.num_ranks", lambda: 2)
     task, batch = MADE[name]()
     batch = {**batch, "global_tokens": (batch["target"] != IGNORE).sum()}
     count = len(batch["sample_ids"])
@@ -152,7 +159,7 @@ def test_episodes_of_two_ranks_are_those_of_one(monkeypatch):
         return task.play(28.0, 3)
 
     ranks = [lambda rank=rank: play(rank) for rank in (0, 1)]
-    together = last_rank(monkeypatch, "lit_probattn.tasks.decision", ranks, "gather_objects")
+    together = last_rank(monkeypatch, ranks, "decision.gather_objects")
     for one, other in zip(alone, together, strict=True):
         assert (one.number, one.length) == (other.number, other.length)
         assert one.total == pytest.approx(other.total, rel=1e-9)
