@@ -48,7 +48,7 @@ def run_study(entry: Entry, arguments: list[str]) -> int:
     # Not imported for the list of studies.
     from lit_probattn.base.allowed_code import add_flag
     from lit_probattn.base.provenance import shown_command
-    from lit_probattn.cli.errors import explain
+    from lit_probattn.cli.errors import exit_status
 
     study = entry.load()
     parser = Parser(f"{PROGRAM} {study.name}", sys.modules[study.__module__].__doc__)
@@ -56,15 +56,7 @@ def run_study(entry: Entry, arguments: list[str]) -> int:
     add_flag(parser)
     options = parser.parse_args(arguments)
     options.command = f"{PROGRAM} {shown_command([study.name, *arguments])}"
-    try:
-        study.run(options)
-    except Exception as error:
-        explained = explain(error)
-        if explained is None:
-            raise
-        print(f"error: {explained[0]}", file=sys.stderr)
-        return explained[1]
-    return 0
+    return exit_status(lambda: study.run(options))
 
 
 if __name__ == "__main__":

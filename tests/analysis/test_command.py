@@ -359,6 +359,15 @@ def test_help_shows_defaults():
     }
 
 
+def test_a_study_that_is_interrupted_ends_with_one_line(tmp_path, monkeypatch, capsys):
+    def interrupted(options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lit_probattn.analysis.studies.collect.Report.run", interrupted)
+    assert main(["report", "--folder", str(tmp_path)]) == 130
+    assert capsys.readouterr().err == "error: stopped by SIGINT\n"
+
+
 def test_commands_are_shown_without_absolute_paths():
     words = ["rank", "--out", "/a/b/c", "x=/d/e", "--data", "k=v w"]
     assert shown_command(words) == "rank --out c x=e --data 'k=v w'"
