@@ -315,11 +315,6 @@ class SweepTable(SweepFigure):
             figures={"printed": self.printed_figure(), **whole.figures},
         )
 
-    def write(self, folder: Path) -> str:
-        """Write the report and return its table."""
-        self.page().write(folder)
-        return "\n".join(self.lines)
-
 
 def _told(value: float | None) -> str:
     return "no value" if value is None or pd.isna(value) else f"{value:.4g}"

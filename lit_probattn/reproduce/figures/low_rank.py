@@ -6,7 +6,7 @@ Source: "Low-Rank Bottleneck in Multi-head Attention Models" (Bhojanapalli et al
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -63,11 +63,8 @@ class AgainstParameters(_LowRank):
     of heads that results from the fixed size).
     """
 
-    def drawn(self) -> dict[str, Callable[[], Figure]]:
-        """Return the function that draws both panels."""
-        return {"figure": self._draw}
-
-    def _draw(self) -> Figure:
+    def draw(self) -> Figure:
+        """Draw both panels."""
         figure, [[left, right]] = panels(1, 2, 4.6, 3.8, sharey=True)
         fixed, limits = self.of("fixed"), limits_of(self.rows)
         own = {_fixed_words(fixed): fixed} if len(fixed) else {}
@@ -130,11 +127,8 @@ class AgainstParameters(_LowRank):
 class AgainstHeads(_LowRank):
     """Figure 3 (a): perplexity against the number of heads; the baseline has a wider MLP (M1)."""
 
-    def drawn(self) -> dict[str, Callable[[], Figure]]:
-        """Return the function that draws the panel."""
-        return {"figure": self._draw}
-
-    def _draw(self) -> Figure:
+    def draw(self) -> Figure:
+        """Draw the panel."""
         figure, [[axis]] = panels(1, 1, 5.2, 3.9)
         fixed, baseline = self.of("fixed"), self.of("matched_mlp")
         words = {_fixed_words(fixed): fixed, "d / h, wider MLP": baseline}
@@ -186,11 +180,8 @@ class AgainstHeads(_LowRank):
 class AgainstHeadSize(_LowRank):
     """Figure 3 (b): perplexity against the head size for several numbers of heads."""
 
-    def drawn(self) -> dict[str, Callable[[], Figure]]:
-        """Return the function that draws the panel."""
-        return {"figure": self._draw}
-
-    def _draw(self) -> Figure:
+    def draw(self) -> Figure:
+        """Draw the panel."""
         figure, [[axis]] = panels(1, 1, 5.2, 3.9)
         draw_curves(
             axis, series_by(self.rows, "num_heads", "{} heads"), "head_dim", limits_of(self.rows)

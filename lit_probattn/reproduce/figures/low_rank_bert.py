@@ -5,7 +5,7 @@ Source: "Low-Rank Bottleneck in Multi-head Attention Models" (Bhojanapalli et al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from lit_probattn.records.figures import panels
 from lit_probattn.reproduce.figures.low_rank import at_equal
 from lit_probattn.reproduce.figures.report import FigureReport, Judge
 from lit_probattn.reproduce.head_size.curves import draw_curves, in_millions, limits_of
+from lit_probattn.reproduce.head_size.experiment import sizes_of
 
 __all__ = ["FineTuned"]
 
@@ -32,14 +33,8 @@ class FineTuned(FigureReport):
     """
 
     def columns(self, run: Run, result: dict[str, Any]) -> dict[str, Any]:
-        """Return rule and sizes of a model."""
-        sizes = run.config["model"]["init_args"]
-        return {
-            "rule": run.row.name.partition("-")[0],
-            "num_heads": sizes["attention"]["init_args"]["num_heads"],
-            **{key: sizes[key] for key in ("head_dim", "embed_dim", "mlp_dim")},
-            "num_parameters": result["parameters"],
-        }
+        """Return rule, sizes and parameters of a model."""
+        return {**sizes_of(run), "num_parameters": result["parameters"]}
 
     def scores(self, metric: str) -> pd.DataFrame:
         """Return the runs with a score, in a column of its name."""
@@ -47,11 +42,8 @@ class FineTuned(FigureReport):
         known = self.rows.reindex(columns=[*self.rows.columns.difference([column]), column])
         return known.dropna(subset=[column]).rename(columns={column: _SCORES[metric]})
 
-    def drawn(self) -> dict[str, Callable[[], Figure]]:
-        """Return the function that draws a panel per score."""
-        return {"figure": self._draw}
-
-    def _draw(self) -> Figure:
+    def draw(self) -> Figure:
+        """Draw a panel per score."""
         there = {key: runs for key in _SCORES if len(runs := self.scores(key))}
         figure, [axes] = panels(1, max(1, len(there)), 3.9, 3.6)
         for axis, (metric, runs) in zip(axes, there.items(), strict=False):

@@ -32,7 +32,7 @@ class FigureReport(Report):
     A figure is a file of configs/reproduce of `kind: figure` with `title`, `says` (paraphrased
     sentences of the paper by key) and its runs, and a subclass. The subclass builds the runs from
     the file (`table_of`), adds columns to the results (`columns`, for example from a study of a
-    trained run), draws the figures, and judges each sentence.
+    trained run), draws the figure (`draw`), and judges each sentence.
 
     Args:
         table, runs, command: see Report.
@@ -52,7 +52,11 @@ class FigureReport(Report):
 
     def drawn(self) -> dict[str, Callable[[], Figure]]:
         """Return functions that draw the figure with the paper's axes, by name."""
-        raise NotImplementedError(f"{type(self).__name__} must implement drawn")
+        return {"figure": self.draw}
+
+    def draw(self) -> Figure:
+        """Draw the figure, if it is the only one."""
+        raise NotImplementedError(f"{type(self).__name__} must implement draw")
 
     def caption(self) -> str:
         """Return the content, the number of seeds and the meaning of error bars."""

@@ -206,26 +206,30 @@ class SweepFigure:
         )
         return ReportFigure(first_of(self.judged), caption, self.drawn)
 
+    @property
+    def lines(self) -> list[str]:
+        """The sentences with their verdicts as Markdown."""
+        return markdown_lines(findings_table(self.judged))
+
     def page(self) -> Page:
         """Return the report."""
         notes = [part for part in (self.part.get("note"),) if part]
         notes += [f"- {text}" for c in self.sweeps.values() if c.report for text in c.report.notes]
-        table = findings_table(self.judged)
         return Page(
             kind="sweep figure",
             title=self.part["title"],
             made=together([made_of(frame) for frame in self.frames.values()], self.command),
             finding=how_many_agree(self.judged),
             body=[
-                *("## Claims of the paper", "", *markdown_lines(table), ""),
+                *("## Claims of the paper", "", *self.lines, ""),
                 *(*notes, *([""] if notes else []), image("figure")),
             ],
             findings=self.judged,
-            tables={"verdicts": as_csv(table)},
+            tables={"verdicts": as_csv(findings_table(self.judged))},
             figures={"figure": self.figure()},
         )
 
     def write(self, folder: Path) -> str:
         """Write the report and return its table."""
         self.page().write(folder)
-        return "\n".join(markdown_lines(findings_table(self.judged)))
+        return "\n".join(self.lines)

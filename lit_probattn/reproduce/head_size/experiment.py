@@ -69,15 +69,22 @@ class HeadSizeReport(Report):
         ]
 
 
-def point_columns(run: Run, result: dict[str, Any]) -> dict[str, Any]:
-    """Return rule and sizes of a point, and its parameters without the token embedding."""
+def sizes_of(run: Run) -> dict[str, Any]:
+    """Return rule and sizes of a model whose row is named after its rule."""
     sizes = run.config["model"]["init_args"]
-    with torch.device("meta"):
-        task: Any = build_task(run, run.data())
     return {
         "rule": run.row.name.partition("-")[0],
         "num_heads": sizes["attention"]["init_args"]["num_heads"],
         **{key: sizes[key] for key in ("head_dim", "embed_dim", "mlp_dim")},
+    }
+
+
+def point_columns(run: Run, result: dict[str, Any]) -> dict[str, Any]:
+    """Return rule and sizes of a point, and its parameters without the token embedding."""
+    with torch.device("meta"):
+        task: Any = build_task(run, run.data())
+    return {
+        **sizes_of(run),
         "metric": perplexity_of(result["report"])[0],
         "perplexity": result["values"]["test"],
         "num_parameters": result["parameters"],
