@@ -230,26 +230,28 @@ def _forward(x: MixtureInputs) -> tuple[Tensor, Tensor]:
     return out, normaliser
 
 
-class Room(NamedTuple):
-    """Buffers for gradients; for terms and scales (per key), None if not needed."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    row: Tensor | None
-    col: Tensor | None
-    scales: Tensor | None
-    bias: Tensor | None
-
-
-def _run_backward(x: MixtureInputs, room: Room, results: tuple[Tensor, Tensor, Tensor]) -> None:
-    """Compute the gradients; `results` are output gradient, output and normalisers."""
+def _backward(
+    x: MixtureInputs, grad_out: Tensor, out: Tensor, normaliser: Tensor, skipped: list[str]
+) -> tuple[Tensor, ...]:
+    """Return the gradients of query, key, value, scales, row_bias, key_bias and bias."""
     from lit_probattn.kernels.dense import backward as kernels
 
-    grad_out, out, normaliser = results
+    grads = new_gradients(x, _GRADIENTS, skipped, keep_strides=True)
+    query, key, value, scales, row, col, bias = grads
+    if not out.numel() or not x.key.shape[3]:
+        return tuple(grad.zero_() for grad in grads)
+    call, form = make_arguments(x)
+    per_key = None
+    if x.scales is not None and "scales" not in skipped:
+        if form.components > x.scales.shape[1]:
+            raise NotImplementedError(
+                "one scale for all components has no gradient; expected scales of shape "
+                f"(H_key, K), received {tuple(x.scales.shape)}"
+            )
+        places = (*x.key.shape[:2], x.scales.shape[1], x.key.shape[3])
+        per_key = normaliser.new_empty(places)
     batch, heads, num_queries, _ = x.query.shape
     key_heads, num_keys = x.key.shape[1], x.key.shape[3]
-    call, form = make_arguments(x)
     grad_rows = head_rows(unit_stride(grad_out))
     delta = torch.empty_like(normaliser)
     launch(
@@ -258,29 +260,29 @@ def _run_backward(x: MixtureInputs, room: Room, results: tuple[Tensor, Tensor, T
         {"form": form, "BLOCK_Q": _ROWS, "num_warps": 4},
     )
     shared = (call, grad_rows, normaliser, delta)
-    wants_scales = room.scales is not None
-    passes = _key_passes(form, x)
     queries = choose(form, x, "grad_query")
     launch(
         *(kernels.grad_query_kernel, math.ceil(num_queries / queries.block_q) * batch * heads),
-        (*shared, head_rows(room.query), room.row),
+        (*shared, head_rows(query), None if x.row_bias is None else row),
         {"form": form, **queries.options},
     )
     # One part per key head; parts of key heads that share a value head are summed afterwards.
-    part = room.value
+    part = value
     if x.value.shape[1] != key_heads:
         part = x.value.new_empty(batch, key_heads, *x.value.shape[2:])
-    for name in passes:
+    of_keys = (head_rows(key), head_rows(part), None if x.key_bias is None else col, per_key)
+    for name in _key_passes(form, x):
         found = choose(form, x, name)
-        constants = {"WANTS_SCALES": wants_scales, "KEYS": "key" in name, "VALUES": "value" in name}
+        constants = {"KEYS": "key" in name, "VALUES": "value" in name}
+        constants["WANTS_SCALES"] = per_key is not None
         launch(
             *(kernels.grad_key_kernel, math.ceil(num_keys / found.block_k) * batch * key_heads),
-            (*shared, head_rows(room.key), head_rows(part), room.col, room.scales),
+            (*shared, *of_keys),
             {"form": form, **constants, **found.options},
         )
-    if part is not room.value:
-        room.value.copy_(part.unflatten(1, (x.value.shape[1], -1)).float().sum(2))
-    if x.bias is not None and room.bias is not None:
+    if part is not value:
+        value.copy_(part.unflatten(1, (x.value.shape[1], -1)).float().sum(2))
+    if x.bias is not None and bias.numel():
         one_row = x.bias.shape[2] == 1 and num_queries > 1
         one_col = x.bias.shape[3] == 1 and num_keys > 1
         found = choose(form, x, "grad_bias")
@@ -288,33 +290,9 @@ def _run_backward(x: MixtureInputs, room: Room, results: tuple[Tensor, Tensor, T
         tiles *= 1 if one_col else math.ceil(num_keys / found.block_k)
         launch(
             *(kernels.grad_bias_kernel, tiles * x.bias.shape[0] * x.bias.shape[1]),
-            (*shared, room.bias, batch, *x.bias.shape),
+            (*shared, bias, batch, *x.bias.shape),
             {"form": form, "ONE_ROW": one_row, "ONE_COL": one_col, **found.options},
         )
-
-
-def _backward(
-    x: MixtureInputs, grad_out: Tensor, out: Tensor, normaliser: Tensor, skipped: list[str]
-) -> tuple[Tensor, ...]:
-    """Return the gradients of query, key, value, scales, row_bias, key_bias and bias."""
-    grads = new_gradients(x, _GRADIENTS, skipped, keep_strides=True)
-    query, key, value, scales, row, col, bias = grads
-    if not out.numel() or not x.key.shape[3]:
-        return tuple(grad.zero_() for grad in grads)
-    per_key = None
-    if x.scales is not None and "scales" not in skipped:
-        places = (*x.key.shape[:2], x.scales.shape[1], x.key.shape[3])
-        if make_arguments(x)[1].components > x.scales.shape[1]:
-            raise NotImplementedError(
-                "one scale for all components has no gradient; expected scales of shape "
-                f"(H_key, K), received {tuple(x.scales.shape)}"
-            )
-        per_key = normaliser.new_empty(places)
-    room = Room(
-        *(query, key, value, None if x.row_bias is None else row),
-        *(None if x.key_bias is None else col, per_key, bias if bias.numel() else None),
-    )
-    _run_backward(x, room, (grad_out, out, normaliser))
     if per_key is not None:
         torch.sum(per_key, (0, 3), out=scales)
     return grads
