@@ -34,6 +34,23 @@ def repeat_heads(tensor: Tensor, num_heads: int) -> Tensor:
     return tensor if groups == 1 else tensor.repeat_interleave(groups, dim=1)
 
 
+def component_keys(key: Tensor, count: int, shift: Tensor | None) -> Tensor:
+    """Return the keys of all components, (B, H, K, L, E), at least float32 if shifted.
+
+    Args:
+        key: (B, H, K, L, E), (B, H·K, L, E) with the keys of a head adjacent, or with shifts one
+            key, (B, H, L, E).
+        count: K.
+        shift: b_r, (H, K, E), or (H, K, L, E) if it depends on the position; H may be a multiple of
+            the heads of the key.
+    """
+    if shift is None:
+        return key if key.dim() == 5 else key.unflatten(1, (-1, count))
+    key = key.to(compute_dtype(key))
+    table = (shift[:, :, None] if shift.dim() == 3 else shift).to(key.dtype)
+    return repeat_heads(key, max(shift.shape[0], key.shape[1]))[:, :, None] + table[None]
+
+
 def grouped_scores(query: Tensor, key: Tensor) -> Tensor:
     """Multiply (B, H, N, E) queries with (B, H_kv, L, E) keys, without repeating the keys."""
     batch, heads, rows, size = query.shape

@@ -409,7 +409,7 @@ def _set_priors(new: MGKAttention, fit: LayerInputs) -> None:
 def scores_of_components(new: MGKAttention, x: Tensor, rows: Tensor) -> Tensor:
     """Return the scores of each component without priors, for some queries of a sample."""
     call, core = new.call(x), new.core
-    arguments = MGK(None, core.variance(), core.score, norm_weight=core.norm_weight)
+    arguments = MGK(None, core.variance(), core.score, norm_weight=core.key_norm_weight)
     return component_scores(call.query[:, :, rows], new.core.components(call.key), arguments)[0]
 
 

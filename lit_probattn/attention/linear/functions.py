@@ -23,7 +23,7 @@ from lit_probattn.attention.engines.table import LACKS_OF_BLOCKS, LACKS_OF_OPERA
 from lit_probattn.attention.linear.chunkwise import causal_product
 from lit_probattn.attention.linear.features import FeatureMap
 from lit_probattn.attention.masks import Masks, span
-from lit_probattn.attention.numerics import compute_dtype, repeat_heads, repeat_rows
+from lit_probattn.attention.numerics import component_keys, compute_dtype, repeat_heads, repeat_rows
 from lit_probattn.attention.variant import Engine, Variant
 from lit_probattn.randomness import AttentionDropout
 
@@ -150,11 +150,9 @@ class Linear(StateVariant):
 
     def components(self, key: Tensor) -> Tensor:
         """Return all components' keys, (B, H_kv, K, L, E), if mixed; in float32 if shifted."""
-        if self.key_shift is not None:
-            return shifted_keys(key, self.key_shift)
-        if self.prior is None or key.dim() == 5:
+        if self.prior is None and self.key_shift is None:
             return key
-        return key.unflatten(1, (-1, self.prior.shape[1]))
+        return component_keys(key, self.score_maps, self.key_shift)
 
     def scores(self, call: HeadCall) -> Tensor:
         """Return `linear_kernel`: the weights before division, not scores before a softmax."""
@@ -186,12 +184,6 @@ class MLK(Linear):
     name = "mlk"
     title = "mlk attention"
     kernels = ("linear/mlk",)
-
-
-def shifted_keys(key: Tensor, shift: Tensor) -> Tensor:
-    """Return k_j + b_r: (B, H, L, E) and (H, K, E) -> (B, H, K, L, E), in at least float32."""
-    key = key.to(compute_dtype(key))
-    return key[:, :, None] + shift[None, :, :, None].to(key.dtype)
 
 
 def mix_keys(key: Tensor, prior: Tensor) -> Tensor:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.attention.call import HeadCall, HeadLayout, check_components
+from lit_probattn.attention.call import HeadCall, check_components
 from lit_probattn.attention.core import ParameterTable
 from lit_probattn.attention.cost.mgk import Features
 from lit_probattn.attention.linear.functions import (
@@ -16,7 +16,6 @@ from lit_probattn.attention.linear.functions import (
     Linear,
     linear_kernel,
     masked_kernel,
-    shifted_keys,
 )
 from lit_probattn.attention.linear.layer import (
     LinearArguments,
@@ -25,8 +24,9 @@ from lit_probattn.attention.linear.layer import (
     LinearOptions,
 )
 from lit_probattn.attention.mgk.core import MixturePrior
+from lit_probattn.attention.mgk.layer import MixtureLayer
 from lit_probattn.attention.mgk.options import MixtureOptions
-from lit_probattn.attention.numerics import compute_dtype
+from lit_probattn.attention.numerics import component_keys, compute_dtype
 from lit_probattn.base.arguments import by_name
 
 
@@ -74,9 +74,7 @@ class MLKCore(LinearCore):
 
     def components(self, key: Tensor) -> Tensor:
         """Return the keys of all components, (B, H_kv, K, L, E), at least float32 if shifted."""
-        if self.key_shift is None:
-            return key if key.dim() == 5 else key.unflatten(1, (-1, self.num_components))
-        return shifted_keys(key, self.key_shift)
+        return component_keys(key, self.num_components, self.key_shift)
 
     @property
     def kind_of_features(self) -> Features:
@@ -130,7 +128,7 @@ class MLKCore(LinearCore):
         )
 
 
-class MLKAttention(LinearAttention):
+class MLKAttention(MixtureLayer, LinearAttention):
     """Linear attention with a mixture of K components per key (Transformer-MLK, -sMLK).
 
     Source: MGK, ICML 2022, section 2.4.
@@ -154,18 +152,3 @@ class MLKAttention(LinearAttention):
     @by_name(MLKArguments)
     def __init__(self, options: MLKArguments) -> None:
         self.build(options)
-
-    @property
-    def num_components(self) -> int:
-        """K."""
-        return self.options.num_components
-
-    @property
-    def shifted_keys(self) -> bool:
-        """Whether components are shifts of one key."""
-        return self.options.shifted_keys
-
-    def head_layout(self) -> HeadLayout:
-        """Return a layout with K keys per head, or one if components are shifts."""
-        keys = 1 if self.shifted_keys else self.num_components
-        return replace(super().head_layout(), keys_per_head=keys)

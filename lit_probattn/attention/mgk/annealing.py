@@ -25,17 +25,10 @@ class NormOptions(Options):
 
     key_norm_weight: Annotated[float, Range(0, most=1)] | None = None
 
-    @property
-    def start_norm_weight(self) -> float | None:
-        """λ at the start of training."""
-        return self.key_norm_weight
-
     def check_norms(self, score: str) -> None:
         """Raise a ValueError if there is λ, but the scores contain no norms."""
-        weight = self.start_norm_weight
-        if weight is None:
-            return
-        if score != "gaussian":
+        weight = self.key_norm_weight
+        if weight is not None and score != "gaussian":
             raise ValueError(
                 f"{_NAME}={weight:g} is for score=gaussian, received score={score}: remove it, the "
                 "dot product has no norms"
@@ -46,20 +39,15 @@ DOT_PRODUCTS = NormOptions(key_norm_weight=1.0)  # all of the norms is added bac
 
 
 class KeyNorms(nn.Module):
-    """The weight λ of a core's key norms: a buffer, if the core has one."""
+    """The weight λ of a core's key norms, (): a buffer; None for the Gaussian."""
 
     start_norm_weight: float | None = None
     key_norm_weight: Tensor | None
 
     def keep_norms(self, options: NormOptions) -> None:
         """Register the buffer."""
-        weight = self.start_norm_weight = options.start_norm_weight
+        weight = self.start_norm_weight = options.key_norm_weight
         self.register_buffer(_NAME, None if weight is None else torch.tensor(float(weight)))
-
-    @property
-    def norm_weight(self) -> Tensor | None:
-        """λ, (); None for the Gaussian."""
-        return self.key_norm_weight
 
     def set_norm_weight(self, weight: float) -> None:
         """Set λ; training anneals it.
@@ -67,13 +55,13 @@ class KeyNorms(nn.Module):
         Raises:
             ValueError: the layer has no λ.
         """
-        if self.norm_weight is None:
+        if self.key_norm_weight is None:
             raise ValueError(f"the layer has no {_NAME}: build it with one")
-        self.norm_weight.fill_(weight)
+        self.key_norm_weight.fill_(weight)
 
     def refuse_norms(self, option: str) -> None:
         """Raise a ValueError if this core has a norm weight, which `option` does not support."""
-        if self.norm_weight is not None:
+        if self.key_norm_weight is not None:
             raise ValueError(f"{option} does not support {_NAME}: remove one of them")
 
     def drop_annealed(self, state_dict: dict[str, Any], prefix: str) -> None:
@@ -83,7 +71,7 @@ class KeyNorms(nn.Module):
             ValueError: the annealing was not complete.
         """
         name = f"{prefix}{_NAME}"
-        if self.norm_weight is None and name in state_dict:
+        if self.key_norm_weight is None and name in state_dict:
             weight = float(state_dict[name])
             if weight:
                 raise ValueError(
@@ -96,7 +84,7 @@ class KeyNorms(nn.Module):
 def annealed_cores(model: nn.Module) -> list[KeyNorms]:
     """Return the cores of a model whose key norms have a weight."""
     cores = [part for part in model.modules() if isinstance(part, KeyNorms)]
-    return [core for core in cores if core.norm_weight is not None]
+    return [core for core in cores if core.key_norm_weight is not None]
 
 
 class NormAnnealing:

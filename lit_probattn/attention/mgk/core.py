@@ -22,7 +22,13 @@ from lit_probattn.attention.mgk.options import (
     PriorShare,
     variance_multipliers,
 )
-from lit_probattn.attention.numerics import biased, compute_dtype, masked_softmax, within
+from lit_probattn.attention.numerics import (
+    biased,
+    component_keys,
+    compute_dtype,
+    masked_softmax,
+    within,
+)
 from lit_probattn.base.torch_internals import FollowingModule, in_backward
 
 
@@ -333,14 +339,15 @@ class MGKCore(KeyNorms, Core):
 
     def components(self, key: Tensor) -> Tensor:
         """Return the keys of all components, (B, H_key, K, L, E), at least float32 if shifted."""
-        table = self.shift_table(key.shape[-2])
-        return MGK(None, self.variance(), key_shift=table).components(key)
+        return component_keys(key, self.num_components, self.shift_table(key.shape[-2]))
 
     def unambiguous_pairs(self, query: Tensor, key: Tensor) -> Tensor | None:
         """Return, if hard, the pairs whose best component leads by more than 16-bit rounding."""
         if self.e_step != "hard":
             return None
-        arguments = MGK(None, self.variance().double(), self.score, norm_weight=self.norm_weight)
+        arguments = MGK(
+            None, self.variance().double(), self.score, norm_weight=self.key_norm_weight
+        )
         scores = component_scores(query.double(), self.components(key).double(), arguments)
         best = scores.topk(2, 2).values
         return best[:, :, 0] - best[:, :, 1] > 0.05
@@ -378,7 +385,7 @@ class MGKCore(KeyNorms, Core):
             ValueError: the scores are not densities, because key norms are added back.
         """
         call.refuse_documents("Gaussians")
-        weight = self.norm_weight
+        weight = self.key_norm_weight
         if weight is not None and bool(weight):
             raise ValueError(
                 f"key norms are added back with weight {float(weight):.3g}, so scores are not "
@@ -400,7 +407,7 @@ class MGKCore(KeyNorms, Core):
         call.refuse_documents("responsibilities")
         parts, masks = self._mixtures(call), call.masks
         forms = (parts.log_prior, parts.variance, self.score, self.include_log_det)
-        arguments = MGK(*forms, norm_weight=self.norm_weight)
+        arguments = MGK(*forms, norm_weight=self.key_norm_weight)
         scores = component_scores(call.query.to(parts.key), parts.key, arguments)
         rows, cols = masks.all_rows, masks.all_cols
         allowed = masks.allowed(rows, cols, call.query.device)

@@ -20,6 +20,7 @@ from torch import Tensor
 from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.engines.kernels import lower_points
 from lit_probattn.attention.numerics import (
+    component_keys,
     compute_dtype,
     first_maximum,
     repeat_heads,
@@ -94,12 +95,7 @@ class MGK(Variant):
 
     def components(self, key: Tensor) -> Tensor:
         """Return the keys of all components, (B, H_key, K, L, E), at least float32 if shifted."""
-        shift = self.key_shift
-        if shift is None:
-            return key if key.dim() == 5 else key.unflatten(1, (-1, self.variance.shape[1]))
-        key = key.to(compute_dtype(key))
-        table = (shift[:, :, None] if shift.dim() == 3 else shift).to(key.dtype)
-        return repeat_heads(key, max(shift.shape[0], key.shape[1]))[:, :, None] + table[None]
+        return component_keys(key, self.variance.shape[1], self.key_shift)
 
     def scores(self, call: HeadCall) -> Tensor:
         """Return l_ij = logsumexp_r s_ijr, or max_r s_ijr when hard; (B, H, N, L).

@@ -26,7 +26,28 @@ class MGKArguments(MGKOptions, LayerOptions):
     """
 
 
-class MGKAttention(Attention):
+class MixtureLayer(Attention):
+    """Base of layers whose keys are mixtures of projected or of shifted keys."""
+
+    options: Any  # with the fields of `KeyOptions`
+
+    @property
+    def num_components(self) -> int:
+        """K."""
+        return self.options.num_components
+
+    @property
+    def shifted_keys(self) -> bool:
+        """Whether components are shifts of one key."""
+        return self.options.shifted_keys
+
+    def head_layout(self) -> HeadLayout:
+        """Return a layout with K keys per head, or one if components are shifts."""
+        keys = 1 if self.shifted_keys else self.num_components
+        return replace(super().head_layout(), keys_per_head=keys)
+
+
+class MGKAttention(MixtureLayer):
     """Attention with a mixture of K Gaussians per key (Transformer-MGK, -sMGK).
 
     Source: MGK, ICML 2022, Eq. (7), Table 5 (settings), Table 10 (shared keys).
@@ -56,16 +77,6 @@ class MGKAttention(Attention):
         """Return the core, which shifts keys before their rotation."""
         return core(self.layout, self._backend, self.options, rotary=self.rotary)
 
-    @property
-    def num_components(self) -> int:
-        """K."""
-        return self.options.num_components
-
-    @property
-    def shifted_keys(self) -> bool:
-        """Whether components are shifts of one key."""
-        return self.options.shifted_keys
-
     def rename_state(self, state_dict: dict[str, Any], prefix: str) -> None:
         """Load weights whose key norms were annealed to 0, which equal this layer's weights.
 
@@ -73,11 +84,6 @@ class MGKAttention(Attention):
             ValueError: the annealing was not complete.
         """
         self.core.drop_annealed(state_dict, f"{prefix}core.")
-
-    def head_layout(self) -> HeadLayout:
-        """Return a layout with K keys per head, or one if components are shifts."""
-        keys = 1 if self.shifted_keys else self.num_components
-        return replace(super().head_layout(), keys_per_head=keys)
 
     def cost(self, seq_len: int) -> Cost:
         """Return the cost by MGK appendix B, with the corrected constant."""

@@ -44,13 +44,13 @@ def test_the_weight_falls_in_a_straight_line_to_zero():
     task, seen = tiny.task(smgk, norm_annealing_steps=4), []
     core = annealed_cores(task)[0]
     loss = task.batch_loss
-    task.batch_loss = lambda batch: (seen.append(float(core.norm_weight)), loss(batch))[1]
+    task.batch_loss = lambda batch: (seen.append(float(core.key_norm_weight)), loss(batch))[1]
     for core_ in annealed_cores(task):
         core_.set_norm_weight(0.3)  # as of a checkpoint: the step says what is right
     trainer = tiny.trainer(6)
     trainer.fit(task, tiny.data())
     assert seen[:6] == pytest.approx([0.8, 0.6, 0.4, 0.2, 0.0, 0.0])
-    assert [float(c.norm_weight) for c in annealed_cores(task)] == [0.0, 0.0]
+    assert [float(c.key_norm_weight) for c in annealed_cores(task)] == [0.0, 0.0]
     assert float(task.state_dict()[NAME]) == float(trainer.logged_metrics["norm_weight"]) == 0.0
 
 
@@ -58,7 +58,7 @@ def test_accumulated_batches_are_one_step():
     task, seen = tiny.task(smgk, norm_annealing_steps=2), []
     loss = task.batch_loss
     core = annealed_cores(task)[0]
-    task.batch_loss = lambda batch: (seen.append(float(core.norm_weight)), loss(batch))[1]
+    task.batch_loss = lambda batch: (seen.append(float(core.key_norm_weight)), loss(batch))[1]
     tiny.trainer(3, accumulate_grad_batches=2).fit(task, tiny.data())
     assert seen[:6] == pytest.approx([0.8, 0.8, 0.4, 0.4, 0.0, 0.0])
 
