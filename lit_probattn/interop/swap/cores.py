@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -67,9 +68,7 @@ class Cores(nn.ModuleList):
 
     def core(self, index: int) -> Core:
         """Return the core of a call."""
-        found: Any = self[index]
-        core: Core = found.core if isinstance(found, Attention) else found
-        return core
+        return core_of(self[index])
 
     def call(
         self,
@@ -206,70 +205,56 @@ def token_hooks(part: nn.Module) -> tuple[str, ...]:
     return tuple(name for name in hooks if name in ("gate", "query_side"))
 
 
+def core_of(part: Any) -> Core:
+    """Return the core of an entry of `Cores`."""
+    core: Core = part.core if isinstance(part, Attention) else part
+    return core
+
+
 def make_core(settings: Settings, given: HeadLayout, is_cross: bool, width: int = 0) -> nn.Module:
-    """Return the entry of `Cores` that computes the heads of a host.
+    """Return the entry of `Cores` that computes the heads of a host, or joined heads.
 
     Shared keys and values are repeated if the variant has a separate head for each query head.
-    Variants with global heads have as many as the host has heads.
+    Variants with global heads have as many as the host has heads. Neither holds for joined heads,
+    which have several keys each.
 
     Args:
         settings: variant and options.
-        given: the host's heads.
+        given: the host's heads, or the heads after the swap.
         is_cross: whether queries attend to another sequence.
         width: width of the tokens that the module receives; 0 if it receives none.
 
     Raises:
         UnsupportedError: the variant has other heads, or does not support the options or the host.
     """
-    every = replace(given, key=given.query, value=given.query)
-    reason = ""
-    for wanted in dict.fromkeys((given, every)):
-        for more in _choices(settings.options):
-            try:
-                part = _part(settings, wanted, more, width)
-            except (TypeError, ValueError) as error:
-                reason = reason or str(error)
-                continue
-            core = part.core if isinstance(part, Attention) else part
-            if core.layout == wanted:
-                _check(core, is_cross)
-                return part
-            taken, hosts = heads_of(core.layout), heads_of(given)
-            reason = f"{settings.variant} has {taken}, the host has {hosts}"
-            if core.layout.keys_per_head > 1:
-                share = f"1/{core.layout.keys_per_head}"
-                reason += f"; set heads={share}, or use a variant with one key per head"
+    joins, reason = given.keys_per_head > 1, ""
+    tries: Iterable[tuple[HeadLayout, dict[str, Any]]] = [(given, {})]
+    if not joins:
+        every = replace(given, key=given.query, value=given.query)
+        tries = product(dict.fromkeys((given, every)), _choices(settings.options))
+    for wanted, more in tries:
+        try:
+            part = _part(settings, wanted, more, width)
+        except (TypeError, ValueError) as error:
+            reason = reason or str(error)
+            continue
+        core = core_of(part)
+        if core.layout == wanted:
+            _check(core, is_cross and not joins)
+            return part
+        whose = "joined heads are" if joins else "host has"
+        reason = f"{settings.variant} has {heads_of(core.layout)}, the {whose} {heads_of(given)}"
+        if core.layout.keys_per_head > 1 and not joins:
+            share = f"1/{core.layout.keys_per_head}"
+            reason += f"; set heads={share}, or use a variant with one key per head"
     raise UnsupportedError(reason)
 
 
-def _choices(options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield options to try: unchanged, and with one global head per head."""
-    yield {}
-    if not {"head_ratio", "num_global_heads"} & options.keys():
-        yield {"head_ratio": 1.0, "num_global_heads": None}
-
-
-def make_sharing_core(settings: Settings, wanted: HeadLayout, width: int) -> nn.Module:
-    """Return the entry of `Cores` that computes heads with several keys each.
-
-    Args:
-        settings: variant and options.
-        wanted: heads after the swap.
-        width: see `make_core`.
-
-    Raises:
-        UnsupportedError: the variant has other heads, or does not support the options.
-    """
-    try:
-        part = _part(settings, wanted, {}, width)
-    except (TypeError, ValueError) as error:
-        raise UnsupportedError(str(error)) from error
-    core = part.core if isinstance(part, Attention) else part
-    if core.layout != wanted:
-        takes, gets = heads_of(core.layout), heads_of(wanted)
-        raise UnsupportedError(f"{settings.variant} has {takes}, the joined heads are {gets}")
-    _check(core, is_cross=False)
-    return part
+def _choices(options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return options to try: unchanged, and with one global head per head."""
+    if {"head_ratio", "num_global_heads"} & options.keys():
+        return [{}]
+    return [{}, {"head_ratio": 1.0, "num_global_heads": None}]
 
 
 def _part(settings: Settings, heads: HeadLayout, more: Mapping[str, Any], width: int) -> Any:

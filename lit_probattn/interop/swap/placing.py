@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.attention import Attention
 from lit_probattn.attention.call import HeadLayout
 from lit_probattn.attention.core import Core
 from lit_probattn.base.errors import UnsupportedError
 from lit_probattn.interop.swap.core import fitted_call
-from lit_probattn.interop.swap.cores import Cores, make_core, make_sharing_core, token_hooks
+from lit_probattn.interop.swap.cores import Cores, core_of, make_core, token_hooks
 from lit_probattn.interop.swap.discovery.example import Example
 from lit_probattn.interop.swap.discovery.projections import check_holders
 from lit_probattn.interop.swap.discovery.recording import recording
@@ -251,11 +250,9 @@ def plan_sites(
     for site in chosen:
         try:
             _check(model, site, [*kept, *there], settings.keys_per_head > 1)
-            if settings.keys_per_head > 1:
-                heads = new_layout(site, settings)
-                parts.append(make_sharing_core(settings, heads, site.width))
-            else:
-                parts.append(make_core(settings, site.layout, site.is_cross, site.width))
+            joins = settings.keys_per_head > 1
+            heads = new_layout(site, settings) if joins else site.layout
+            parts.append(make_core(settings, heads, site.is_cross, site.width))
         except UnsupportedError as error:
             say(site.name, str(error))
     refuse(list(refused.values()), len(wanted))
@@ -415,7 +412,7 @@ def report(
                 note = f"not measured: {problem}"
         elif change is not None and run is not None and error is None:
             note = "not measured: its heads are read by more than one weight"
-        heads, core = site.layout, _core_of(part)
+        heads, core = site.layout, core_of(part)
         now = core.layout
         old = heads.key * heads.head_dim + heads.value * heads.value_head_dim
         new = now.key * now.keys_per_head * now.head_dim + now.value * now.value_head_dim
@@ -448,15 +445,10 @@ def _count(site: Site) -> int:
     return sum(p.numel() for p in {id(p): p for m in owned for p in m.parameters()}.values())
 
 
-def _core_of(part: Any) -> Core:
-    core: Core = part.core if isinstance(part, Attention) else part
-    return core
-
-
 @torch.no_grad()
 def _error(part: nn.Module, site: Site, output: Tensor) -> float:
     """Return ‖new − old‖ / ‖old‖ of the result for the heads of the example."""
-    core, was = _core_of(part), part.training
+    core, was = core_of(part), part.training
     core.eval()
     new = core(fitted_call(core, **{n: _detached(v) for n, v in site.inputs.items()}))
     core.train(was)
