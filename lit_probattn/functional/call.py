@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,18 +53,6 @@ def attend_heads(
     if packing is not None:
         refuse_beside_documents(attn_mask=attn_mask)
         packing.check(query.shape[0], query.shape[2], value.shape[2])
-    num_queries, num_keys = query.shape[2], value.shape[2]
-    pairs, bias = split_mask(attn_mask)
-    keys: Tensor | None = None
-    if pairs is not None and bias is None and pairs.shape[1:] == (1, 1, num_keys):
-        keys, pairs = pairs[:, 0, 0].expand(query.shape[0], -1), None
-    masks = make_masks(
-        *(query.shape[0], num_heads, num_queries, num_keys),
-        key_mask=keys,
-        attn_mask=pairs,
-        is_causal=is_causal,
-        bias=None if bias is None else bias.to(query.dtype),
-    )
 
     def compute(call: HeadCall) -> Tensor:
         call = replace(call, masks=_aligned_first(call.masks, query.device))
@@ -71,10 +60,60 @@ def attend_heads(
         return attend(call, variant_of(call), backend)
 
     key, value = key.to(query.dtype), value.to(query.dtype)  # which differ only under autocast
-    call = HeadCall(query, key, value, masks, scale=scale, rng=rng, packing=packing)
+    given: dict[str, Any] = {"mask": attn_mask, "is_causal": is_causal, "packing": packing}
+    call = head_call(query, key, value, num_heads, scale=scale, rng=rng, **given)
     if packing is None:
         return compute(call)
     return attend_to_documents(compute, call, num_heads, pads=True, has_scores=has_scores)
+
+
+def head_call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    num_heads: int,
+    *,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    rng: RandomKey | None = None,
+    packing: Packing | None = None,
+    look: bool = False,
+) -> HeadCall:
+    """Return a call with the masks of another library.
+
+    Args:
+        query: (B, H_q, N, E).
+        key: (B, H_kv·K, L, E), with the components of a head adjacent, or (B, H_kv, K, L, E).
+        value: (B, H_kv, L, E_v).
+        num_heads: H, heads of the output.
+        mask: mask in the form of `split_mask`, broadcastable to (B, H, N, L).
+        bias: added to the scores, broadcastable to (B, H, N, L).
+        is_causal: query i attends to keys up to i + L − N.
+        scale: factor on products. None means 1/√E.
+        rng: identifies draws.
+        packing: documents, each of which attends only to itself.
+        look: whether to read the values of masks: zeros are no bias, and equal rows are a mask of
+            keys.
+    """
+    allowed, added = split_mask(mask)
+    if added is not None and not (look and _is_zero(added)):
+        bias = added if bias is None else bias + added
+    if bias is not None:
+        bias = bias.to(query.dtype)
+    keys = None
+    if allowed is not None and allowed.dim() == 4 and allowed.shape[-1] == value.shape[2]:
+        first = allowed[:, :1, :1]
+        if first.shape == allowed.shape or (look and bool((allowed == first).all())):
+            keys, allowed = first[:, 0, 0].expand(query.shape[0], -1), None
+    sizes = (query.shape[0], num_heads, query.shape[2], value.shape[2])
+    masks = make_masks(*sizes, key_mask=keys, attn_mask=allowed, bias=bias, is_causal=is_causal)
+    return HeadCall(query, key, value, masks, scale=scale, rng=rng, packing=packing)
+
+
+def _is_zero(added: Tensor) -> bool:
+    return not added.requires_grad and not bool(added.any())
 
 
 def _aligned_first(masks: Masks, device: torch.device) -> Masks:

@@ -13,7 +13,7 @@ from lit_probattn.attention.core import HeadLayout
 from lit_probattn.attention.linear.mlk import MLKCore, MLKOptions
 from lit_probattn.attention.mgk.core import MGKCore
 from lit_probattn.attention.mgk.options import MGKOptions
-from lit_probattn.interop.swap.core import head_call
+from lit_probattn.functional.call import head_call
 from tests.attention.variants import EMBED, examples, layers
 
 CASES = {**layers(), **examples()}
@@ -57,7 +57,7 @@ def test_a_swapped_layer_is_held_to_it_too():
     core = MGKCore(HeadLayout(2, 2, 2, 2, 8, 8, 2))
     query, value = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8)
     with pytest.raises(ValueError, match="key has 2 heads, expected 4"):
-        core(head_call(query, torch.randn(1, 2, 5, 8), value))
+        core(head_call(query, torch.randn(1, 2, 5, 8), value, 2))
 
 
 @pytest.mark.parametrize("shifted", [False, True])

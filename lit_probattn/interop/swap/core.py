@@ -9,11 +9,10 @@ from torch import Tensor
 
 from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.core import Core
-from lit_probattn.attention.masks import make_masks
 from lit_probattn.attention.numerics import repeat_heads
 from lit_probattn.attention.packing import Packing
 from lit_probattn.base.graphs import written
-from lit_probattn.functional.call import split_mask
+from lit_probattn.functional.call import head_call
 
 
 def joined(tensor: Tensor | None, groups: list[list[int]]) -> Tensor | None:
@@ -109,51 +108,6 @@ def _check_ends(query: Tensor, key: Tensor, bounds: tuple[Tensor, Tensor]) -> No
             )
 
 
-def head_call(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    mask: Tensor | None = None,
-    bias: Tensor | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    packing: Packing | None = None,
-    look: bool = False,
-) -> HeadCall:
-    """Return a call of a core with the masks of another library.
-
-    Args:
-        query: (B, H, N, E).
-        key: (B, H_kv·K, L, E), with the components of a head adjacent.
-        value: (B, H_kv, L, E_v).
-        mask: mask in the form of `split_mask`, broadcastable to (B, H, N, L).
-        bias: added to the scores, broadcastable to (B, H, N, L).
-        is_causal: query i attends to keys up to i + L − N.
-        scale: factor on products. None means 1/√E.
-        packing: documents, each of which attends only to itself.
-        look: whether to read the values of masks: zeros are no bias, and equal rows are a mask of
-            keys.
-    """
-    allowed, added = split_mask(mask)
-    if added is not None and not (look and _is_zero(added)):
-        bias = added if bias is None else bias + added
-    if bias is not None:
-        bias = bias.to(query.dtype)
-    keys = None
-    if allowed is not None and allowed.dim() == 4 and allowed.shape[-1] == value.shape[2]:
-        first = allowed[:, :1, :1]
-        if first.shape == allowed.shape or (look and bool((allowed == first).all())):
-            keys, allowed = first[:, 0, 0].expand(query.shape[0], -1), None
-    sizes = (*query.shape[:3], value.shape[2])
-    masks = make_masks(*sizes, key_mask=keys, attn_mask=allowed, bias=bias, is_causal=is_causal)
-    return HeadCall(query, key, value, masks, scale=scale, packing=packing)
-
-
-def _is_zero(added: Tensor) -> bool:
-    return not added.requires_grad and not bool(added.any())
-
-
 def fitted_call(
     core: Core,
     query: Tensor,
@@ -187,4 +141,4 @@ def fitted_call(
     if query.shape[0] != value.shape[0]:
         query = query.expand(value.shape[0], -1, -1, -1)
     look = not core.makes.has_scores and not torch.compiler.is_compiling()
-    return head_call(query, key, value, scale=scale, look=look, **masks)
+    return head_call(query, key, value, query.shape[1], scale=scale, look=look, **masks)
