@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib import import_module, metadata
 from typing import NamedTuple
 
@@ -29,18 +28,7 @@ BOUND = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 
 HeadDims = tuple[int, int]  # sizes of query and value heads
 SelfTest = Callable[[str, torch.device, torch.dtype, HeadDims], list[tuple[Tensor, Tensor]]]
-_results: dict[Tested, str | None] = {}
-
-
-@dataclass(frozen=True)
-class Tested:
-    """Key of a cached result."""
-
-    family: str
-    gpu: str
-    triton: str
-    dtype: torch.dtype
-    head_dims: HeadDims
+_results: dict[tuple[object, ...], str | None] = {}  # by family, GPU, Triton, dtype and sizes
 
 
 def failure(family: str, dtype: torch.dtype, head_dims: HeadDims) -> str | None:
@@ -53,7 +41,7 @@ def failure(family: str, dtype: torch.dtype, head_dims: HeadDims) -> str | None:
         return None
     device = torch.device("cuda", torch.cuda.current_device())
     gpu = torch.cuda.get_device_name(device)
-    key = Tested(family, gpu, metadata.version("triton"), dtype, head_dims)
+    key = (family, gpu, metadata.version("triton"), dtype, head_dims)
     if key not in _results:
         _results[key] = run(family, device, dtype, head_dims)
         if _results[key] is not None:

@@ -11,7 +11,7 @@ from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.draws import philox_words
 from lit_probattn.attention.variant import Layers, MapFunction, Scores, Variant
 from lit_probattn.base.torch_internals import constant_in_graphs
-from lit_probattn.randomness import STREAM_DROPOUT, RandomKey
+from lit_probattn.randomness import STREAM_DROPOUT
 
 # Widest value head of these kernels: wider values of heads that share a map are split.
 WIDEST_IN_KERNEL = 128
@@ -145,8 +145,10 @@ def _refusal(
 
 def pair_arguments(call: HeadCall) -> dict[str, Any]:
     """Return masks, bias and dropout as arguments of the kernels."""
-    masks, dropout = call.masks, call.dropout
-    draw = None if dropout is None else draw_words(dropout.key, STREAM_DROPOUT, call.query)
+    masks, dropout, draw = call.masks, call.dropout, None
+    if dropout is not None:
+        sizes = len(call.query), call.query.device
+        draw = philox_words(dropout.key, STREAM_DROPOUT, *sizes)
     return {
         "bias": masks.bias,
         "key_mask": masks.key_mask,
@@ -155,8 +157,3 @@ def pair_arguments(call: HeadCall) -> dict[str, Any]:
         "draw": draw,
         "threshold": 0 if dropout is None else dropout.threshold,
     }
-
-
-def draw_words(key: RandomKey, stream: int, like: Tensor) -> Tensor:
-    """Return the words from which a kernel draws a stream of a batch, (2 + B,) int64."""
-    return philox_words(key, stream, like.shape[0], like.device)

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from lit_probattn.attention.call import HeadCall
-from lit_probattn.attention.draws import philox_words
+from lit_probattn.attention.engines.kernels import pair_arguments
 from lit_probattn.attention.numerics import compute_dtype, repeat_heads
 from lit_probattn.attention.variant import Layers, MapFunction, Power, Scores, Variant
 from lit_probattn.base.torch_internals import constant_in_graphs
-from lit_probattn.randomness import STREAM_DROPOUT
 
 # Most heads whose scores a tile holds, for functions of maps and noise per head; as in tiles.c.
 MOST_HEADS = 16
@@ -22,7 +21,7 @@ def by_tiles(call: HeadCall, scores: Scores) -> Tensor:
     """Attend by tiles, (B, H, N, E_v); see `kernels.cpu.tiles.Inputs`."""
     from lit_probattn.kernels.cpu.tiles import KINDS, Inputs, attend
 
-    query, masks, dropout = scores.query, call.masks, call.dropout
+    query, bias = scores.query, call.masks.bias
     form, coef = _form(scores, call.value.shape[1]), scores.coef
     layers = form if isinstance(form, Layers) else None
     power = form if isinstance(form, Power) else None
@@ -31,9 +30,8 @@ def by_tiles(call: HeadCall, scores: Scores) -> Tensor:
     key, heads = scores.key, query.shape[1]
     if scores.shares_maps:
         key, heads = key[:, :, 0][:, None], call.value.shape[1]
-    draw = None
-    if dropout is not None:
-        draw = philox_words(dropout.key, STREAM_DROPOUT, len(query), query.device)
+    pairs = pair_arguments(call)
+    pairs["bias"] = None if bias is None else bias.to(compute_dtype(query))
     if coef is not None:
         coef = None if layers is not None else repeat_heads(coef[None], heads)[0]
     return attend(
@@ -44,24 +42,19 @@ def by_tiles(call: HeadCall, scores: Scores) -> Tensor:
             coef=coef,
             row=scores.row,
             col=scores.col,
-            bias=None if masks.bias is None else masks.bias.to(compute_dtype(query)),
             noise_scale=None if noise is None else noise.scale,
             first=None if layers is None else layers.first,
             first_bias=None if layers is None else layers.bias,
             second=None if layers is None else layers.second,
-            key_mask=masks.key_mask,
-            pair_mask=masks.attn_mask,
-            draw=draw,
             noise=None if noise is None else noise.draws.words(query),
             kind=KINDS.index(kind),
             heads=heads,
             components=1 if layers is not None else scores.num_components,
             unit_noise=layers is not None and noise is not None and noise.per_head,
             degree=0 if power is None else power.degree,
-            is_causal=masks.is_causal,
-            threshold=0 if dropout is None else dropout.threshold,
             first_row=0 if noise is None else noise.draws.first_row,
             scale=scores.scale,
+            **pairs,
         )
     )
 

@@ -117,11 +117,8 @@ def swap(
             *(_name(variant), heads, num_components, score, spread, seed, options),
             factory=None if isinstance(variant, str) else variant,
         )
-    state = torch.get_rng_state()
-    try:
+    with torch.random.fork_rng(devices=()):
         return _swap(model, settings, recipe, example, layers, keep, written_out)
-    finally:
-        torch.set_rng_state(state)
 
 
 def _name(variant: Any) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from importlib import import_module
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lit_probattn.attention import Attention, MGKAttention, SoftmaxAttention
+from lit_probattn.attention import Attention
 from lit_probattn.attention.call import HeadLayout
 from lit_probattn.attention.core import Core
 from lit_probattn.attention.mgk.core import MGKCore
@@ -175,26 +176,20 @@ class Settings:
     def make_core(self, layout: HeadLayout) -> Core:
         """Return a core; shifts are drawn from `seed` without changing torch's generator."""
         options = self.core_class.options_class(**self.arguments())
-        with _own_generator(self.seed):
+        with _seeded(self.seed):
             return self.core_class(layout, options=options)
 
     def make_layer(self, embed_dim: int, num_heads: int, **common: Any) -> Attention:
-        """Return a whole layer, including projections.
+        """Return a whole layer, including projections, of a variant whose core is not created here.
 
         Raises:
             ValueError: the variant does not support the arguments.
         """
-        made: Callable[..., Attention]
-        if self.has_own_core:
-            made = SoftmaxAttention if self.variant == "softmax" else MGKAttention
-            common |= self.arguments()
-        else:
-            made = self._maker()
-            count = self.components if self.group_size > 1 else self.num_components
-            named = {"num_components": count, "score": self.score}
-            common = {**{n: v for n, v in named.items() if v is not None}, **common}
-        with _own_generator(self.seed):
-            return made(embed_dim, num_heads, **common)
+        count = self.components if self.group_size > 1 else self.num_components
+        named = {"num_components": count, "score": self.score}
+        common = {**{n: v for n, v in named.items() if v is not None}, **common}
+        with _seeded(self.seed):
+            return self._maker()(embed_dim, num_heads, **common)
 
     def _maker(self) -> Callable[..., Attention]:
         if self.factory is not None:
@@ -210,15 +205,9 @@ class Settings:
         return {name: value for name, value in asdict(self).items() if name != "factory"}
 
 
-class _own_generator:
-    """Temporarily seeds torch's generator on the CPU and restores it."""
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-
-    def __enter__(self) -> None:
-        self.state = torch.get_rng_state()
-        torch.random.default_generator.manual_seed(self.seed)
-
-    def __exit__(self, *error: object) -> None:
-        torch.set_rng_state(self.state)
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seed torch's generator on the CPU, and restore it."""
+    with torch.random.fork_rng(devices=()):
+        torch.random.default_generator.manual_seed(seed)
+        yield
