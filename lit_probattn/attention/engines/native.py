@@ -11,7 +11,6 @@ from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.engines.kernels import pair_arguments
 from lit_probattn.attention.numerics import compute_dtype, repeat_heads
 from lit_probattn.attention.variant import Layers, MapFunction, Power, Scores, Variant
-from lit_probattn.base.torch_internals import constant_in_graphs
 
 # Most heads whose scores a tile holds, for functions of maps and noise per head; as in tiles.c.
 MOST_HEADS = 16
@@ -79,27 +78,16 @@ def must_convert(call: HeadCall) -> bool:
     Heads in bfloat16 keep scores, sums, terms and the mixing of maps in float32. Weights and the
     gradients of maps are rounded once before their products, as in PyTorch's kernel.
     """
+    from lit_probattn.kernels.cpu.selftest import multiplies_low
+
     same = call.query.dtype == call.key.dtype == call.value.dtype == torch.bfloat16
-    return not (same and _multiplies_low())
-
-
-@constant_in_graphs
-def _multiplies_low() -> bool:
-    from lit_probattn.kernels.cpu import selftest
-
-    return selftest.multiplies_low()
-
-
-@constant_in_graphs
-def _draws_noise() -> bool:
-    """Whether tiles draw the same noise as torch on this machine, in float32."""
-    from lit_probattn.kernels.cpu import selftest
-
-    return selftest.can_draw_noise()
+    return not (same and multiplies_low())
 
 
 def missing_library(call: HeadCall, variant: Variant) -> str | None:
     """Return why the library does not support a call: device, compiler, or limits of tiles."""
+    from lit_probattn.kernels.cpu.selftest import can_draw_noise
+
     refusal = native_refusal(call.device)
     if refusal is not None:
         return refusal
@@ -115,12 +103,11 @@ def missing_library(call: HeadCall, variant: Variant) -> str | None:
     dtype = compute_dtype(call.query)
     if dtype != torch.float32:
         return f"cannot draw noise in {str(dtype).removeprefix('torch.')} ({drawn})"
-    if not _draws_noise():
+    if not can_draw_noise():
         return f"cannot draw the noise of PyTorch on this processor ({drawn})"
     return None
 
 
-@constant_in_graphs
 def native_refusal(device: str) -> str | None:
     """Return why the C library does not support a device ("cannot …"), or None."""
     if device != "cpu":

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lit_probattn.base.errors import UnsupportedError
 from lit_probattn.base.memory import is_predicting
-from lit_probattn.base.torch_internals import outside_modes
+from lit_probattn.base.torch_internals import constant_in_graphs, outside_modes
 from lit_probattn.kernels.cpu import draws, linear, tiles
 from lit_probattn.kernels.cpu.library import load, obstacle, processor
 from lit_probattn.randomness import AttentionDropout, RandomKey, normal_noise
@@ -31,6 +31,7 @@ def _key() -> RandomKey:
     return RandomKey(7, 3, torch.tensor([5, 2**31 + 9], device="cpu")).fold(1)
 
 
+@constant_in_graphs
 def refusal() -> str | None:
     """Return why the library is unsupported ("cannot …"), or None.
 
@@ -75,6 +76,7 @@ def draws_noise() -> bool:
         )
 
 
+@constant_in_graphs
 def multiplies_low() -> bool:
     """Whether the library supports bfloat16 heads; a prediction checks only the processor."""
     if is_predicting():
@@ -82,6 +84,7 @@ def multiplies_low() -> bool:
     return failure() is None and load().has_low
 
 
+@constant_in_graphs
 def can_draw_noise() -> bool:
     """Whether the library draws noise in this call: like `draws_noise`, also in predictions."""
     return is_predicting() or draws_noise()
