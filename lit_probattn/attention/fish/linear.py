@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -232,13 +233,14 @@ class LinearFiSH(StateVariant):
         return {} if self.mixing.is_linear else {"function": f"mixer={self.mixing.mixer}"}
 
 
-def _linear_fish(given: HeadCall, arguments: LinearFiSH, *, materialise: bool) -> Tensor:
+def linear_fish(given: HeadCall, arguments: LinearFiSH, *, materialise: bool = False) -> Tensor:
     """Return linear FiSH attention, (B, H, N, E_v).
 
     Source: FiSH, NeurIPS 2022, appendix A.6; the normaliser is this package's:
         out[j, i] = ψ(query[j, i])ᵀ S_loc[j] / (ψ(query[j, i])ᵀ z_loc[j] + eps)
         S_k = Σ_n ψ(key[k, n]) value[k, n]ᵀ,   z_k = Σ_n ψ(key[k, n]),   z_loc = R z,  R ≥ 0
-    Fully masked rows give zeros. `materialise` stores the causal states of all positions at once.
+    Fully masked rows give zeros. Memory is O(N), causal over chunks, unless `materialise` stores
+    the causal states of all positions at once.
     """
     query, key, value, masks, dropout = given.precise().heads
     dtype, form = query.dtype, arguments.form
@@ -266,16 +268,6 @@ def _linear_fish(given: HeadCall, arguments: LinearFiSH, *, materialise: bool) -
     return normalise(numerator, _dot(rows, z_local), form)
 
 
-def linear_fish_reference(given: HeadCall, arguments: LinearFiSH) -> Tensor:
-    """Return linear FiSH attention by the equation, with causal states of all positions stored."""
-    return _linear_fish(given, arguments, materialise=True)
-
-
-def linear_fish_blockwise(given: HeadCall, arguments: LinearFiSH) -> Tensor:
-    """Return linear FiSH attention with O(N) memory, causal over chunks."""
-    return _linear_fish(given, arguments, materialise=False)
-
-
 def _dot(rows: Tensor, z: Tensor) -> Tensor:
     """Return rows · z, (B, H, N, 1), for one z or one per row."""
     return rows @ z.mT if z.shape[-2] == 1 else (rows * z).sum(-1, keepdim=True)
@@ -288,7 +280,7 @@ def normalise(numerator: Tensor, total: Tensor, form: LinearForm) -> Tensor:
 
 
 def linear_fish_triton(given: HeadCall, arguments: LinearFiSH) -> Tensor:
-    """Return `linear_fish_blockwise` for a linear mixing of global keys and values.
+    """Return `linear_fish` for a linear mixing of global keys and values.
 
     The kernels mix numerators with p and denominators with r while they read states, and divide;
     noise, the same for all positions, is the initial state.
@@ -325,8 +317,8 @@ def state_noise(noise: ScoreNoise, mixing: MixingValues, cols: Tensor, value: Te
 
 _NO_PAIRS = "cannot apply attn_mask, because it forms no pairs (use key_mask, is_causal)"
 LinearFiSH.own_engines = {
-    "reference": Engine(linear_fish_reference, lacks={"pair mask": _NO_PAIRS}),
-    "blockwise": Engine(linear_fish_blockwise, lacks={**LACKS_OF_CHUNKS, "pair mask": _NO_PAIRS}),
+    "reference": Engine(partial(linear_fish, materialise=True), lacks={"pair mask": _NO_PAIRS}),
+    "blockwise": Engine(linear_fish, lacks={**LACKS_OF_CHUNKS, "pair mask": _NO_PAIRS}),
     "triton": Engine(
         linear_fish_triton,
         lacks={

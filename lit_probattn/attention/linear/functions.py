@@ -9,7 +9,7 @@ per (sample, key/value head, key) for all queries, so that they agree and need O
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, TypedDict
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -369,22 +369,10 @@ def linear_triton(given: HeadCall, arguments: Linear) -> Tensor:
     return out
 
 
-class FusedFeatures(TypedDict, total=False):
-    """Inputs of the kernels: vectors, φ and mixture; or features, if kernels do not support φ."""
-
-    query: Tensor
-    key: Tensor
-    features: Literal["none", "elu", "relu"]
-    normed: bool
-    prior: Tensor | None
-    shift: Tensor | None
-    mix_before: bool
-
-
-def fused_features(given: HeadCall, arguments: Linear) -> FusedFeatures:
-    """Return queries and keys as inputs of the kernels."""
+def fused_features(given: HeadCall, arguments: Linear) -> dict[str, Any]:
+    """Return vectors, φ and mixture for the kernels, or features if they do not support φ."""
     features, prior, shift = arguments.form.features, arguments.prior, arguments.key_shift
-    if features.name == "elu" or features.name == "relu":
+    if features.name in ("elu", "relu"):
         key = given.key if shift is not None else arguments.components(given.key)
         if prior is None and key.dim() == 5:
             raise ValueError(f"keys of {key.shape[2]} components need a prior, received None")
