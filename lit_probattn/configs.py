@@ -183,6 +183,11 @@ def read_text(text: str) -> dict[str, Any]:
         raise ConfigError(f"cannot read the configuration stored by the run: {error}") from error
 
 
+def flatten(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the leaves of a configuration by dotted key; an empty mapping is a leaf."""
+    return dict(settings_of(content))
+
+
 def settings_of(content: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
     """Yield each leaf of a configuration as a dotted key and its value."""
     for key, value in content.items():

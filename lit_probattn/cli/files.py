@@ -10,7 +10,13 @@ import yaml
 from lit_probattn.base.allowed_code import take_flags
 from lit_probattn.base.config_files import KINDS, bundle_of, file_named, find, run_stem
 from lit_probattn.base.errors import ConfigError, nearest
-from lit_probattn.configs import SIZES_OF_DATA, read_yaml, reject_two_tasks, settings_of
+from lit_probattn.configs import (
+    SIZES_OF_DATA,
+    flatten,
+    read_yaml,
+    reject_two_tasks,
+    settings_of,
+)
 
 _SHORT = {"--seed": "--seed_everything", "--lr": "--model.init_args.lr"}
 # Flags that accept the name of a file, by its kind; and what such a file must set.
@@ -145,7 +151,7 @@ def with_run_flags(arguments: Sequence[str], contents: Iterable[Mapping[str, Any
         return words
     if not steps.isdigit() or int(steps) < 1:
         raise ConfigError(f"--steps must be at least 1, received {steps or 'nothing'}")
-    from lit_probattn.training.run_folder import flatten, shorter
+    from lit_probattn.training.run_folder import shorter
 
     merged: dict[str, Any] = {}
     for content in contents:

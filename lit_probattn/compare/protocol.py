@@ -15,13 +15,14 @@ from lit_probattn.configs import (
     class_of,
     compose,
     default_argument,
+    flatten,
     full_key,
     parameters_of,
     read_yaml,
 )
 from lit_probattn.models.per_layer import attention_entries
 from lit_probattn.training.checkpoints import averaged_number
-from lit_probattn.training.run_folder import FREE_KEYS, STEPS, flatten, shorter
+from lit_probattn.training.run_folder import FREE_KEYS, STEPS, shorter
 
 ENTRY = "model.init_args.attention"  # class and arguments
 ATTENTION = f"{ENTRY}.init_args"

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.files import digest
-from lit_probattn.configs import read_yaml
+from lit_probattn.configs import flatten, read_yaml
 from lit_probattn.tasks.base import Task
 from lit_probattn.tasks.distributed import gather_objects
 from lit_probattn.training.checkpoints import is_run_checkpoint
@@ -37,7 +37,6 @@ from lit_probattn.training.run_folder import (
     NumBatches,
     Sources,
     config_differences,
-    flatten,
     folder_of_checkpoint,
     read_own_config,
     source_differences,

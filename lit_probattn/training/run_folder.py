@@ -24,7 +24,7 @@ import lightning.pytorch as pl
 
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.locks import hold, release
-from lit_probattn.configs import default_argument, read_text, read_yaml
+from lit_probattn.configs import default_argument, flatten, read_text, read_yaml
 from lit_probattn.tasks.distributed import gather_objects
 from lit_probattn.tasks.schedules import OPEN_ENDED, lengths_of_run
 from lit_probattn.training.checkpoints import (
@@ -517,16 +517,6 @@ def _without(flat: dict[str, Any], free: tuple[str, ...]) -> dict[str, Any]:
         for key, value in flat.items()
         if value is not None and not any(key == k or key.startswith(f"{k}.") for k in free)
     }
-
-
-def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Return the leaves of nested mappings by dotted key; an empty mapping is a leaf."""
-    if not isinstance(value, dict) or not value:
-        return {prefix: value}
-    flat: dict[str, Any] = {}
-    for key, item in value.items():
-        flat |= flatten(item, f"{prefix}.{key}" if prefix else str(key))
-    return flat
 
 
 def shorter(config: Mapping[str, Any], steps: int) -> dict[str, Any]:

@@ -36,10 +36,9 @@ from lit_probattn.compare.tables import (
     read_table,
     read_tasks,
 )
-from lit_probattn.configs import attention_entry, compose, read_yaml
+from lit_probattn.configs import attention_entry, compose, flatten, read_yaml
 from lit_probattn.reproduce import uea
 from lit_probattn.tasks.base import Task
-from lit_probattn.training.run_folder import flatten
 from tests.compare.tiny import TABLE, write_tables
 from tests.reproduce.small_tables import two_blocks
 from tests.support.paths import ROOT, shipped
