@@ -7,18 +7,16 @@ random, since cost does not depend on them.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from lit_probattn.attention import AttentionFactory
 from lit_probattn.models import language_model
-from lit_probattn.models.classifiers import Classifier
-from lit_probattn.models.embeddings import TokenEmbedding
+from lit_probattn.models.classifiers import Classifier, PairClassifier
 from lit_probattn.models.encoder_decoder import EncoderDecoder
-from lit_probattn.models.heads import PooledClassifier, pool
-from lit_probattn.models.transformer import Transformer
+from lit_probattn.models.heads import PairClassifierHead, pool
 from lit_probattn.randomness import RandomKey
 
 
@@ -97,52 +95,25 @@ class SequenceModel(nn.Module):
 
 
 class PairModel(nn.Module):
-    """The retrieval model: one encoder for both texts, and a head on [X0, X1, X0·X1, X0−X1].
+    """The retrieval model; the encoder is called once per text, as in its base code."""
 
-    Source: MGK, ICML 2022, the Retrieval model of its base code.
-    """
-
-    def __init__(
-        self,
-        attention: AttentionFactory,
-        *,
-        vocab_size: int,
-        max_seq_len: int,
-        embed_dim: int,
-        head_dim: int,
-        num_layers: int,
-        mlp_dim: int,
-        num_classes: int = 2,
-        dropout: float = 0.1,
-    ) -> None:
+    def __init__(self, attention: AttentionFactory, **options: Any) -> None:
         super().__init__()
-        self.max_seq_len = max_seq_len
-        self.embedding = TokenEmbedding(
-            vocab_size=vocab_size, max_seq_len=max_seq_len, embed_dim=embed_dim, dropout=dropout
-        )
-        self.encoder = Transformer(
-            attention,
-            embed_dim=embed_dim,
-            head_dim=head_dim,
-            num_layers=num_layers,
-            mlp_dim=mlp_dim,
-            dropout=dropout,
-        )
+        self.classifier = PairClassifier(attention, **options)
+        self.encoder = self.classifier.encoder
         self.stacks = ("encoder",)
-        self.head = PooledClassifier(
-            embed_dim=4 * embed_dim, hidden_dim=mlp_dim, num_classes=num_classes, max_seq_len=1
-        )
 
     def encode(self, text: Tensor) -> Tensor:
         """Encode and pool one text of each pair, (B, N) -> (B, C)."""
-        x = self.encoder(self.embedding(text), rng=RandomKey(0))  # (B, N, C)
-        return pool(x, None, "mean", self.max_seq_len)
+        x = self.encoder(self.classifier.embedding(text), rng=RandomKey(0))  # (B, N, C)
+        return pool(x, None, "mean", text.shape[1])
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return logits (B, classes) of pairs of texts (B, 2, N)."""
         first, second = (self.encode(text) for text in inputs.unbind(1))
         feature = torch.cat([first, second, first * second, first - second], -1)  # (B, 4C)
-        logits: Tensor = self.head(feature[:, None])
+        head = cast(PairClassifierHead, self.classifier.head)
+        logits: Tensor = head.fc2(torch.relu(head.fc1(feature)))
         return logits
 
 

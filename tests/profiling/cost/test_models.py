@@ -288,7 +288,7 @@ def test_published_language_models(width, head, path, args, total):
 )
 def test_published_retrieval_models(heads, softmax, mgk, smgk):
     sizes = {"embed_dim": 64, "head_dim": 32, "num_layers": 2, "mlp_dim": 128}
-    sizes |= {"vocab_size": 512, "max_seq_len": 4096}
+    sizes |= {"vocab_size": 512, "max_seq_len": 4096, "num_classes": 2}
     shared = {"prior_share": "layer"}
     factories = {
         softmax: functools.partial(SoftmaxAttention, num_heads=heads),
