@@ -15,13 +15,6 @@ def centre(logits: Tensor) -> Tensor:
     return logits - logits.mean(-1, keepdim=True)
 
 
-def numerical_rank(matrix: Tensor) -> Tensor:
-    """Return the number of singular values above max(N, L) · eps · σ_1; (…)."""
-    values = torch.linalg.svdvals(matrix)
-    least = max(matrix.shape[-2:]) * torch.finfo(matrix.dtype).eps
-    return (values > least * values[..., :1]).sum(-1)
-
-
 def effective_count(shares: Tensor) -> Tensor:
     """Return exp(entropy) of shares that sum to one, the effective number of parts."""
     logs = torch.where(shares > 0, shares, 1.0).log()
@@ -62,8 +55,8 @@ def recovered_rank(weights: Tensor) -> tuple[Tensor, Tensor]:
     result is False; (…) each.
     """
     clamped = (weights < 1e-30).flatten(-2).any(-1)
-    values = torch.linalg.svdvals(centre(weights.clamp_min(1e-30).log()))
-    return (values > 1e-8 * values[..., :1]).sum(-1), clamped
+    logits = centre(weights.clamp_min(1e-30).log())
+    return torch.linalg.matrix_rank(logits, rtol=1e-8), clamped
 
 
 def truncate(logits: Tensor, rank: int) -> Tensor:
@@ -77,8 +70,8 @@ def diagnose(logits: Tensor) -> dict[str, Tensor]:
     """Return all measures of logits (…, N, L), float64; (…) each."""
     values = torch.linalg.svdvals(centre(logits))
     return {
-        "rank": numerical_rank(logits),
-        "centred_rank": numerical_rank(centre(logits)),
+        "rank": torch.linalg.matrix_rank(logits),
+        "centred_rank": torch.linalg.matrix_rank(centre(logits)),
         "effective_rank": effective_rank(values),
         "stable_rank": stable_rank(values),
         "energy_90": energy_rank(values, 0.9),

@@ -125,10 +125,7 @@ def least_head_size(weights: Tensor) -> int:
 
 def matrix_rank(matrix: Tensor) -> int:
     """Return the number of singular values above 1e-8 times the largest."""
-    if matrix.numel() == 0:
-        return 0
-    values = torch.linalg.svdvals(matrix)
-    return int((values > _RANK * values[0]).sum()) if float(values[0]) > 0 else 0
+    return int(torch.linalg.matrix_rank(matrix, rtol=_RANK))
 
 
 def least_head_size_causal(weights: Tensor) -> int:

@@ -15,7 +15,6 @@ from lit_probattn.analysis.head_size.ranks import (
     effective_rank,
     energy_rank,
     map_rank,
-    numerical_rank,
     recovered_rank,
     stable_rank,
     truncate,
@@ -43,8 +42,8 @@ def logits(length=16, size=5, seed=1):
 def test_logits_have_the_rank_of_the_head_and_maps_do_not():
     scores = logits()
     weights = scores.softmax(-1)
-    assert numerical_rank(scores).tolist() == [5] * 3
-    assert numerical_rank(centre(scores)).tolist() == [5] * 3
+    assert torch.linalg.matrix_rank(scores).tolist() == [5] * 3
+    assert torch.linalg.matrix_rank(centre(scores)).tolist() == [5] * 3
     found, clamped = recovered_rank(weights)
     assert found.tolist() == [5] * 3
     assert not clamped.any()
@@ -66,7 +65,7 @@ def test_truncation_is_the_best_of_its_rank_and_whole_at_the_end():
     torch.testing.assert_close(truncate(scores, 5).softmax(-1), weights)
     for rank in (1, 3):
         cut = truncate(scores, rank)
-        assert numerical_rank(cut.double()).tolist() == [rank] * 3
+        assert torch.linalg.matrix_rank(cut.double()).tolist() == [rank] * 3
         values = torch.linalg.svdvals(centre(scores))
         expected = values[:, rank:].square().sum(-1).sqrt()
         torch.testing.assert_close((cut - centre(scores)).norm(dim=(-2, -1)), expected)
