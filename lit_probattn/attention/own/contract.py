@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -103,15 +104,22 @@ def require_backends(layer: Attention, x: Tensor, **call: Any) -> list[Backend]:
     return found
 
 
+def rejects(call: Callable[[], object], kind: type[Exception], words: str, accepted: str) -> None:
+    """Check that a call raises an error of a kind with these words, or fail with `accepted`."""
+    try:
+        call()
+    except kind as error:
+        expect(words in str(error), f"rejected with {error}")
+    else:
+        raise AssertionError(accepted)
+
+
 def refuses_pairs(layer: Attention, x: Tensor, pairs: Tensor) -> None:
     """Check that a layer rejects attn_mask if none of its backends supports it."""
     layer.backend = "auto"
-    try:
-        layer(x, attn_mask=pairs)
-    except NotImplementedError as error:
-        expect("cannot apply attn_mask" in str(error), f"rejected with {error}")
-    else:
-        raise AssertionError("attn_mask is accepted, although no backend applies it")
+    accepted = "attn_mask is accepted, although no backend applies it"
+    call = partial(layer, x, attn_mask=pairs)
+    rejects(call, NotImplementedError, "cannot apply attn_mask", accepted)
 
 
 # ---- masks -------------------------------------------------------------------------------------
@@ -172,12 +180,10 @@ def masks_of_three_dimensions_are_heads(make: Make) -> None:
     layer, x = make().double().eval(), double(B, N, EMBED)
     pairs = torch.rand(layer.layout.out, N, N) < 0.6
     if isinstance(layer.core, DerivedCore) and layer.core.variant(layer.call(x)).mixes_heads:
-        try:
-            layer(x, attn_mask=pairs)
-        except ValueError as error:
-            expect("mixes heads after masking" in str(error), f"rejected with {error}")
-            return
-        raise AssertionError("a mask per head is accepted, although heads are mixed after masking")
+        accepted = "a mask per head is accepted, although heads are mixed after masking"
+        call = partial(layer, x, attn_mask=pairs)
+        rejects(call, ValueError, "mixes heads after masking", accepted)
+        return
     supported = backends_for(layer, x, attn_mask=pairs)
     if not supported:
         refuses_pairs(layer, x, pairs)
@@ -197,12 +203,9 @@ def a_bias_is_added_to_the_scores(make: Make) -> None:
     pairs = torch.ones(N, N, dtype=torch.bool)
     pairs[:, 4] = False
     if not layer.core.makes.has_scores:
-        try:
-            layer(x, bias=hidden)
-        except ValueError as error:
-            expect("add a bias to" in str(error), f"rejected with {error}")
-            return
-        raise AssertionError("a bias is accepted, although there are no scores to add it to")
+        accepted = "a bias is accepted, although there are no scores to add it to"
+        rejects(partial(layer, x, bias=hidden), ValueError, "add a bias to", accepted)
+        return
     for backend in require_backends(layer, x, bias=hidden):
         layer.backend = backend
         close(layer(x, bias=hidden), layer(x, attn_mask=pairs), f"{backend}: a bias of −∞")
@@ -471,12 +474,7 @@ def cost_is_what_is_counted(make: Make) -> None:
 def head_size_is_given_by_name(make: Make) -> None:
     """The constructor takes (embed_dim, num_heads), and all other arguments by name."""
     cls = type(make())
-    try:
-        cls(8, 4, 2)  # type: ignore[call-arg]
-    except TypeError:
-        pass
-    else:
-        raise AssertionError("a third positional argument is accepted")
+    rejects(lambda: cls(8, 4, 2), TypeError, "", "a third positional argument is accepted")  # type: ignore[call-arg]
     expect(cls(8, 2).head_dim == 4, "head_dim is not embed_dim / num_heads by default")
 
 
