@@ -63,11 +63,13 @@ def fish(sizes: Sizes, mixing: Mixing) -> Cost:
 def mixed_heads(sizes: Sizes, mixing: Mixing) -> Cost:
     """Return the cost of mixing queries or keys, which does not reduce the N² term.
 
-    Same as MHA, except for the projection of G heads and their mixing, once per position and entry.
+    Same as MHA, except for the projection of G heads and their mixing, once per position and entry;
+    up to the local scores N²H(2E−1) + NE·per_entry + N(H_q + H_k)E(2C−1).
     """
     n, c, e, e_v, h = _letters(sizes)
     per_entry, _ = mixing_flops(mixing, h)
-    flops = mixed_head_flops(n, c, e, sizes.heads.query, sizes.heads.key, per_entry, h)
+    flops = product_flops(n, c, (sizes.heads.query + sizes.heads.key) * e)
+    flops += n * n * h * (2 * e - 1) + n * e * per_entry
     return Cost(
         paper_flops=flops + value_flops(n, c, e_v, h),
         macs=sizes.projection_macs + n * e * mixing_macs(mixing) + n * n * h * (e + e_v),
@@ -150,25 +152,6 @@ def score_flops(
     maps = seq_len * num_keys * (num_global_heads * (2 * head_dim - 1) + per_pair)
     projected = product_flops(seq_len + num_keys, embed_dim, num_global_heads * head_dim)
     return maps + projected + once
-
-
-def mixed_head_flops(
-    seq_len: int,
-    embed_dim: int,
-    head_dim: int,
-    num_query_heads: int,
-    num_key_heads: int,
-    per_entry: int,
-    num_heads: int,
-) -> int:
-    """Return operations up to the local scores if queries or keys are mixed.
-
-    N²H(2E−1) + NE·per_entry + N(H_q + H_k)E(2C−1).
-    """
-    heads = num_query_heads + num_key_heads
-    projected = product_flops(seq_len, embed_dim, heads * head_dim)
-    maps = seq_len * seq_len * num_heads * (2 * head_dim - 1)
-    return maps + seq_len * head_dim * per_entry + projected
 
 
 def value_flops(seq_len: int, embed_dim: int, value_dim: int, num_heads: int) -> int:
