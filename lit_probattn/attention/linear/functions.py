@@ -258,23 +258,14 @@ def mixed_features(given: HeadCall, arguments: Linear) -> tuple[Tensor, Tensor, 
 
     They are at least float32; with a state, its divisor and the keys' are made equal.
     """
-    query, projection = given.query, arguments.projection
-    dtype = compute_dtype(query)
-    projection = None if projection is None else projection.to(dtype)
-    cols, scale = _mixed_keys(given, arguments)
-    return arguments.form.features.query(query.to(dtype), projection), cols, scale
-
-
-def _mixed_keys(given: HeadCall, arguments: Linear) -> tuple[Tensor, Tensor | None]:
-    dtype, masks = compute_dtype(given.query), given.masks
-    key = given.key.to(dtype)
-    features, projection, prior = arguments.form.features, arguments.projection, arguments.prior
-    key = arguments.components(key)
-    projection = None if projection is None else projection.to(dtype)
+    dtype, features = compute_dtype(given.query), arguments.form.features
+    projection = None if arguments.projection is None else arguments.projection.to(dtype)
+    key, prior = arguments.components(given.key.to(dtype)), arguments.prior
     if prior is not None and arguments.form.mix == "before":
         key, prior = mix_keys(key, prior), None
-    cols, scale = features.key(key, projection, masks.key_mask, arguments.state)
-    return cols if prior is None else mix_keys(cols, prior), scale
+    cols, scale = features.key(key, projection, given.masks.key_mask, arguments.state)
+    cols = cols if prior is None else mix_keys(cols, prior)
+    return features.query(given.query.to(dtype), projection), cols, scale
 
 
 def linear_blockwise(given: HeadCall, arguments: Linear) -> Tensor:
