@@ -6,18 +6,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from lit_probattn.attention.call import HeadCall
-from lit_probattn.attention.core import Core
 from lit_probattn.attention.linear.functions import Denominator, LinearForm, Mix, OutputScale
 from lit_probattn.attention.linear.layer import (
     LinearArguments,
     LinearAttention,
-    LinearCore,
     LinearOptions,
 )
 from lit_probattn.attention.linear.mlk import MLKArguments, MLKAttention, MLKCore, MLKOptions
@@ -57,12 +55,6 @@ class ReleasedLinearArguments(ReleasedSwitches, LinearArguments):
     """Arguments of `ReleasedLinearAttention`."""
 
 
-class ReleasedLinearCore(LinearCore):
-    """`LinearCore` with `ReleasedSwitches`."""
-
-    options_class = ReleasedSwitches
-
-
 class ReleasedLinearAttention(LinearAttention):
     """`LinearAttention` with the options of the released codes of MGK, ICML 2022.
 
@@ -75,8 +67,6 @@ class ReleasedLinearAttention(LinearAttention):
         ValueError: an unknown name, or options that contradict each other; see also
             `LinearAttention`.
     """
-
-    core_class: ClassVar[type[Core]] = ReleasedLinearCore
 
     @by_name(ReleasedLinearArguments)
     def __init__(self, options: ReleasedLinearArguments) -> None:
