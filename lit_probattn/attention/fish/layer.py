@@ -108,7 +108,7 @@ class FiSHCore(Core):
         """Return mixing weights, switches, and the noise of the call."""
         values, noise = self.mixing.values(self.noise_scale), None
         if self.draws_noise:
-            key, count = noise_key(call.rng, self.training), self.mixing.num_noise_maps
+            key, count = noise_key(call.rng, self.training), values.num_noise_maps(self.layout.out)
             noise = ScoreNoise(self.noise_kind, key, count, call.first_row)
         switches = (self.scale_position, self.noise_position)
         return FiSH(values, self.layout.out, *switches, noise)

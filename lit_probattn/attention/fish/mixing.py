@@ -302,11 +302,6 @@ class HeadMixing(nn.Module):
         last[torch.arange(h), source] = 1.0
         last[torch.arange(h), g + source] = -1.0
 
-    @property
-    def num_noise_maps(self) -> int:
-        """Units of the first layer, which are the maps of one draw of local noise."""
-        return self.num_heads if self.mixer == "shared" else self.widths[1]
-
     def values(self, noise_scale: NoiseScale | None) -> MixingValues:
         """Return the tensors as inputs of engines, without the last bias.
 
