@@ -361,7 +361,7 @@ class MGKCore(KeyNorms, Core):
             shares_product=self.shares_product,
             gaussian=self.score == "gaussian",
             equal_variance=self.variance.is_equal,
-            by_m_step=self.by_m_step,
+            by_m_step=self.has_m_step,
         )
 
     @property
@@ -425,18 +425,13 @@ class MGKCore(KeyNorms, Core):
         return prior | self.variance.learned()
 
     # ------------------------------------------------------------------ setting B
-    @property
-    def by_m_step(self) -> bool:
-        """Whether the M-step sets the priors."""
-        return self.e_step == "soft"
-
     def accumulate_m_step(self, call: HeadCall) -> None:
         """Add the responsibilities of a training pass, unless backward recomputes it.
 
         The task sums them over ranks and applies them once per optimiser step, so micro-batches and
         ranks together are one M-step.
         """
-        if self.prior is None or not self.by_m_step or in_backward():
+        if self.prior is None or not self.has_m_step or in_backward():
             return
         sums = responsibility_sums(
             call.query.detach(),
@@ -457,7 +452,7 @@ class MGKCore(KeyNorms, Core):
         Numerator and denominator of the priors, (2, *prior shape); if the M-step also sets
         variances, one vector that starts with them.
         """
-        if self.prior is None or not self.by_m_step:
+        if self.prior is None or not self.has_m_step:
             return None
         of_prior = self.prior.statistics()
         if not self.variance.by_m_step:
@@ -472,7 +467,7 @@ class MGKCore(KeyNorms, Core):
         Raises:
             ValueError: no M-step sets the priors.
         """
-        if self.prior is None or not self.by_m_step:
+        if self.prior is None or not self.has_m_step:
             raise ValueError(f"e_step={self.e_step} has no M-step; only e_step=soft updates priors")
         if self.variance.by_m_step:
             of_prior, of_variance = self.prior.statistics(), self.variance.statistics()
