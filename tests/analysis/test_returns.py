@@ -17,7 +17,6 @@ from lit_probattn.rollouts.video import Filmed
 from tests.rollouts.toy import Pendulum, facts
 from tests.support.helpers import with_options
 from tests.support.patching import check_figures
-from tests.support.paths import ROOT
 from tests.support.runs import arguments, only_version, run
 
 

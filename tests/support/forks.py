@@ -14,9 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lit_probattn.analysis.__main__ import main as analyse
 from lit_probattn.base.processes import end_with_parent, finish
-from lit_probattn.cli.app import main
 
 OURS = ("lit_probattn", "datamodules", "profiling")
 
@@ -138,21 +136,6 @@ def program(
         shown = log.read_text(encoding="utf-8")
     assert status == 0, shown
     return shown.splitlines()
-
-
-def start(
-    launch: Sequence[str],
-    arguments: Sequence[str],
-    log: Path,
-    environment: Mapping[str, str],
-    lock: int,
-    module: str = "lit_probattn",
-) -> Forked:
-    """Stand in for `lit_probattn.experiments.launch.start`; the lock is inherited."""
-    assert launch == (), "others are started for themselves"
-    run = {"lit_probattn": main, "lit_probattn.analysis": analyse}[module]
-    log.parent.mkdir(parents=True, exist_ok=True)
-    return Forked(lambda: run(list(arguments)), environment, log)
 
 
 def fork_module(monkeypatch: Any, module: str, run: Callable[[list[str]], int]) -> None:

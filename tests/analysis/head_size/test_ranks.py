@@ -26,8 +26,8 @@ from lit_probattn.reproduce.head_size.__main__ import main
 from lit_probattn.reproduce.head_size.grid import Grid, perplexity_of
 from lit_probattn.reproduce.head_size.parameters import Sizes, model_parameters
 from tests.analysis.made import checkpoint
+from tests.compare.tiny import run_commands_here
 from tests.datamodules.text import made as made_text
-from tests.support import forks
 from tests.support.helpers import error_of
 from tests.support.patching import check_figures
 from tests.support.paths import ROOT, shipped
@@ -142,7 +142,7 @@ def test_malformed_grids_are_one_line(tmp_path):
 
 @pytest.mark.slow
 def test_experiment_runs_each_model_once_and_resumes(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("lit_probattn.experiments.runner.start", forks.start)
+    run_commands_here(monkeypatch)
     text = made_text.write(tmp_path / "text")
     grid = tmp_path / "grid.yaml"
     grid.write_text(
