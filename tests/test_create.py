@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import ast
-import subprocess
-import sys
-
 import pytest
 import torch
 import yaml
 
 import lit_probattn
-from lit_probattn.attention import Attention, MGKAttention
+from lit_probattn.attention import MGKAttention
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.configs import attention_entry, build_attention, class_of
-from tests.support.paths import CONFIGS, ROOT
+from tests.support.paths import CONFIGS
 from tests.support.slow import mostly_slow
 
 NAMES = [n for n in lit_probattn.list_attention() if n != "ast"]  # needs a package of its own
@@ -90,35 +86,3 @@ def test_what_is_wrong_is_one_line(call, expected):
     with pytest.raises(ConfigError, match=expected) as error:
         lit_probattn.create(*words, **options)
     assert "\n" not in str(error.value)
-
-
-LIGHT = """
-import sys, lit_probattn
-assert "create" in dir(lit_probattn) and len(lit_probattn.list_attention()) > 20
-print([name for name in ("torch", "numpy", "lightning", "yaml") if name in sys.modules])
-"""
-
-
-def test_the_package_is_imported_without_torch():
-    done = subprocess.run(
-        [sys.executable, "-c", LIGHT], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.stdout.strip() == "[]", done.stderr
-
-
-def test_every_lazy_name_is_there():
-    for name in lit_probattn._LAZY:
-        assert callable(getattr(lit_probattn, name))
-
-
-def test_they_are_attention_layers():
-    assert isinstance(lit_probattn.create("fish", 8, 2), Attention)
-
-
-def test_a_second_layer_parses_few_sources(monkeypatch):
-    """A type given as text is evaluated for each option, from the parsed source of its module."""
-    lit_probattn.create("smgk", embed_dim=64)
-    parse, parsed = ast.parse, []
-    monkeypatch.setattr(ast, "parse", lambda text, *more: parsed.append(text) or parse(text, *more))
-    lit_probattn.create("smgk", embed_dim=64)
-    assert len([text for text in parsed if "class AttentionFactory" in text]) <= 4

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import subprocess
 import sys
 from pathlib import Path
 
@@ -314,17 +313,6 @@ def test_own_tables_stand_beside_the_shipped_ones(folders):
 def test_a_missing_file_names_the_nearest_from_any_folder(folders):
     with pytest.raises(ConfigError, match=r"did you mean 'configs/tasks/lra_listops.yaml'"):
         compose(["configs/tasks/lra_listop.yaml"], {})
-
-
-def test_nothing_heavy_is_imported_for_names():
-    code = """
-import sys
-from lit_probattn.base.config_files import file_named, named_files
-assert file_named("attention", "smgk") and named_files("task")
-print({"torch", "lightning", "numpy", "yaml"} & set(sys.modules))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "set()", done.stderr
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.yaml"))[::12], ids=lambda path: path.stem)

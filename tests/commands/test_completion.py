@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -53,14 +52,3 @@ def test_without_shtab_one_line_names_the_extra(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert main(["--print-completion", "bash"]) == 2
     assert capsys.readouterr().err.endswith("pip install 'lit-probattn[completion]'\n")
-
-
-def test_nothing_heavy_is_imported():
-    pytest.importorskip("shtab")
-    code = (
-        "import json, sys\nfrom lit_probattn.__main__ import main\n"
-        "assert main(['--print-completion', 'bash']) == 0\n"
-        "print(json.dumps([n for n in ('torch', 'lightning', 'numpy') if n in sys.modules]))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout.splitlines()[-1]) == []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 
 import pytest
@@ -15,7 +13,7 @@ from lit_probattn import __main__ as door
 from lit_probattn.analysis.registry import STUDIES
 from lit_probattn.commands.listing import KINDS, WIDTH, lines_of, main
 from lit_probattn.compare.tables import kinds
-from tests.support.paths import CONFIGS, ROOT
+from tests.support.paths import CONFIGS
 from tests.support.runs import in_child
 
 
@@ -102,27 +100,3 @@ def test_without_a_kind_the_kinds_are_listed(capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["lit-probattn", "list"])
     assert door.main() == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(KINDS)
-
-
-HEAVY = ("torch", "lightning", "triton", "numpy", "pandas", "jsonargparse", "matplotlib", "sympy")
-
-
-def test_listing_imports_nothing_heavy(tmp_path):
-    """Neither names nor tables with their states."""
-    code = f"""
-import json, sys
-from lit_probattn.__main__ import main
-for kind in {list(KINDS)!r}:
-    sys.argv = ["lit-probattn", "list", kind]
-    assert main() == 0
-print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))
-assert main(["reproduce", "--list", "--runs", {str(tmp_path)!r}]) == 0
-print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    *lines, loaded = done.stdout.splitlines()
-    assert len(lines) - lines.index("[]") - 1 == len(kinds())
-    assert not {"torch", "lightning", "pandas", "matplotlib"} & set(json.loads(loaded))

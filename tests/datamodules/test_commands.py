@@ -6,8 +6,6 @@ import logging
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -22,7 +20,6 @@ from tests.datamodules.text import made as made_text
 from tests.datamodules.text.translation import made as made_translation
 from tests.support.forks import Forked
 from tests.support.helpers import error_of
-from tests.support.paths import ROOT
 
 SIZES = {"num_train": 64, "num_val": 8, "num_test": 8, "min_length": 4, "max_length": 30}
 SMALL = [f"--{name}={value}" for name, value in SIZES.items()]
@@ -155,16 +152,6 @@ def test_help_names_every_option(capsys) -> None:
 
 
 @pytest.mark.slow  # the arrows of tests/house/test_imports.py say it of every file
-def test_it_does_not_import_the_models() -> None:
-    code = (
-        "import sys; from datamodules.__main__ import main; status = main(['check', 'synthetic']); "
-        "ours = {name for name in sys.modules if name.startswith('lit_probattn.')}; "
-        "other = {name for name in ours if name.split('.')[1] != 'base'}; "
-        "assert not other, other; sys.exit(status)"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
-
-
 def test_the_root_logger_is_left_alone(monkeypatch) -> None:
     """A handler would keep the stderr of this call for those of a later one."""
     monkeypatch.setattr(logging.root, "handlers", [])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import gc
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -315,3 +317,46 @@ import datamodules
 """
     shown = program(code, ROOT, missing=OPTIONAL)
     assert shown == ["[]", "(1, 3, 8)", "(2, 5, 32) True", "[]"]
+
+
+TORCH = ("torch", "lightning", "numpy")
+LISTED = (*TORCH, "triton", "pandas", "jsonargparse", "matplotlib", "sympy")
+MAIN = "from lit_probattn.__main__ import main\n"
+MODELS = [path.stem for path in (ROOT / "lit_probattn").iterdir() if path.stem != "base"]
+# What runs, and the modules that it does without.
+LIGHT = {
+    "the package": (
+        "from lit_probattn import list_attention; assert len(list_attention()) > 20",
+        (*TORCH, "yaml"),
+    ),
+    "names of configurations": (
+        "from lit_probattn.base.config_files import file_named, named_files\n"
+        "assert file_named('attention', 'smgk') and named_files('task')",
+        (*TORCH, "yaml"),
+    ),
+    "lists of names": (
+        f"{MAIN}from lit_probattn.commands.listing import KINDS\n"
+        "assert not any([main(['list', kind]) for kind in KINDS])",
+        LISTED,
+    ),
+    "a list of tables": (
+        f"{MAIN}assert main(['reproduce', '--list']) == 0",
+        ("torch", "lightning", "pandas", "matplotlib"),
+    ),
+    "a completion script": (f"{MAIN}assert main(['--print-completion', 'bash']) == 0", TORCH),
+    "data": (
+        "from datamodules.__main__ import main; assert main(['check', 'synthetic']) == 0",
+        [f"lit_probattn.{name}" for name in MODELS],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LIGHT)
+def test_nothing_heavy_is_imported_for(name):
+    if name == "a completion script":
+        pytest.importorskip("shtab")
+    code, heavy = LIGHT[name]
+    ends = f"\nimport sys; loaded = {{*{heavy!r}}} & {{*sys.modules}}; assert not loaded, loaded"
+    words = [sys.executable, "-c", code + ends]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
