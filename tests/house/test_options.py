@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FunctionType
 
 from lit_probattn import attention, models, tasks
+from lit_probattn.attention.mgk.annealing import NormAnnealing
 from tests.commands.help_texts import FOLDER
 
 FILE = Path(__file__).parent / "options.txt"
@@ -92,6 +93,7 @@ def options() -> list[str]:
         ("layer", layers),
         ("model", classes_of(models)),
         ("task", [c for c in classes_of(tasks) if issubclass(c, tasks.Task)]),
+        ("task", [NormAnnealing]),
     ):
         lines |= {line for cls in found for line in declared(kind, cls)}
     return sorted(lines)

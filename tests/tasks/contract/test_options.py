@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -685,7 +683,6 @@ OPTIONS: dict[str, dict[str, Option]] = {
     "TextClassifier": text_classifier(),
     "Translation": translation(),
 }
-DEFAULTS = Path(__file__).with_name("defaults.json")
 # Options that a task does not take from the one that it is derived from.
 NOT_TAKEN = {"ReleasedLanguageModeling": {"norm_first"}}
 
@@ -708,21 +705,6 @@ def test_every_option_is_in_the_table_and_away_from_its_default(name):
     assert [n for n, entry in OPTIONS[name].items() if entry.value == defaults[n]] == []
     numbers = [v for v in common(name).values() if type(v) in (int, float)]
     assert sorted(n for n in numbers if numbers.count(n) > 1) == []
-
-
-def defaults_of(name: str) -> dict[str, str]:
-    """What a task has that is built with what it needs alone; many defaults are published."""
-    defaults = options_of(TASKS[name])
-    needed = {o: common(name)[o] for o, x in defaults.items() if x is inspect.Parameter.empty}
-    with torch.device("meta"):
-        found = dict(TASKS[name](**needed).hparams)
-    return {option: repr(value) for option, value in found.items() if option not in needed}
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_defaults_are_those_of_the_file(name):
-    found = json.loads(DEFAULTS.read_text(encoding="utf-8"))[name]
-    assert found == defaults_of(name), "if they are right: python -m tests.tasks.contract"
 
 
 @pytest.mark.parametrize("name", TASKS)
