@@ -3,7 +3,7 @@
     python -m tests.interop.swap.table [NAME…] [-COLUMN…]
 
 prints a row for each: how heads are handed over, and the largest difference, or what was refused;
-and writes the table in docs/swap.md from the rows of the last runs (`table.json`).
+and writes them into the table in docs/swap.md.
 """
 
 from __future__ import annotations
@@ -520,8 +520,9 @@ CHECKS: dict[str, Callable[[Host], Any]] = {
     "FiSH, G = H": lambda host: variant(host, "fish", noise="none"),
     "heads = 1/2": lambda host: variant(host, "mgk", heads=0.5),
 }
-# Rows of the hosts that the last runs have seen.
-ROWS = ROOT / "tests" / "interop" / "swap" / "table.json"
+PAGE = ROOT / "docs" / "swap.md"
+BEGIN, END = "<!-- made by tests.interop.swap.table -->", "<!-- end -->"
+MADE_WITH = "Made with "
 
 
 def row(name: str, checks: dict[str, Callable[[Host], Any]]) -> dict[str, str]:
@@ -548,17 +549,25 @@ def row(name: str, checks: dict[str, Callable[[Host], Any]]) -> dict[str, str]:
     return cells
 
 
-def written() -> str:
+def read(table: str) -> tuple[dict[str, dict[str, str]], set[str]]:
+    """The rows of a table by their hosts, and the versions that it was made with."""
+    lines = table.splitlines()
+    cells = [[x.strip() for x in line.split("|")[1:-1]] for line in lines if line[:1] == "|"]
+    (_, *titles), _, *rows = cells
+    found = {name: dict(zip(titles, values, strict=True)) for name, *values in rows}
+    (made,) = (line for line in lines if line.startswith(MADE_WITH))
+    return found, set(made.removeprefix(MADE_WITH).removesuffix(".").split("; "))
+
+
+def written(rows: dict[str, dict[str, str]], versions: set[str]) -> str:
     """The table of all rows in Markdown, and the versions that it was made with."""
-    rows = json.loads(ROWS.read_text(encoding="utf-8"))
     titles = ["calls", *CHECKS]
     lines = ["| " + " | ".join(("host", *titles)) + " |", "|" + " --- |" * (len(titles) + 1)]
     for name in HOSTS:
         if name in rows:
-            cells = [rows[name]["cells"].get(title, "") for title in titles]
-            lines.append("| " + " | ".join((name, *(c.replace("|", "/") for c in cells))) + " |")
-    versions = sorted({row["versions"] for row in rows.values()})
-    return "\n".join([*lines, "", f"Made with {'; '.join(versions)}."])
+            cells = [rows[name].get(title, "").replace("|", "/") for title in titles]
+            lines.append("| " + " | ".join((name, *cells)) + " |")
+    return "\n".join([*lines, "", f"{MADE_WITH}{'; '.join(sorted(versions))}."])
 
 
 def main(arguments: list[str]) -> None:
@@ -575,22 +584,19 @@ def main(arguments: list[str]) -> None:
     versions = f"torch {torch.__version__}, timm {timm.__version__}, "
     versions += f"transformers {transformers.__version__}"
     checks = {n: c for n, c in CHECKS.items() if f"-{n}" not in arguments}
-    for name in [a for a in arguments if not a.startswith("-")] or list(HOSTS):
+    names = [a for a in arguments if not a.startswith("-")] or list(HOSTS)
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    table, _, after = rest.partition(END)
+    rows, made_with = read(table)
+    made_with = made_with | {versions} if arguments else {versions}
+    for name in names:
         start = time.perf_counter()
         cells = row(name, checks)
         seconds = time.perf_counter() - start
         print("|".join(["", name, *cells.values(), f"{seconds:.1f} s", ""]), flush=True)
-        rows = json.loads(ROWS.read_text(encoding="utf-8")) if ROWS.exists() else {}
-        known = rows.get(name, {"cells": {}})["cells"] if len(checks) < len(CHECKS) else {}
-        rows[name] = {"cells": {**known, **cells}, "versions": versions}
-        ROWS.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
-    page = ROOT / "docs" / "swap.md"
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    after = rest.partition(END)[2]
-    page.write_text(f"{before}{BEGIN}\n{written()}\n{END}{after}")
+        rows[name] = {**(rows.get(name, {}) if len(checks) < len(CHECKS) else {}), **cells}
+        PAGE.write_text(f"{before}{BEGIN}\n{written(rows, made_with)}\n{END}{after}")
 
-
-BEGIN, END = "<!-- made by tests.interop.swap.table -->", "<!-- end -->"
 
 if __name__ == "__main__":
     main(sys.argv[1:])

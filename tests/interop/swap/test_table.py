@@ -7,7 +7,17 @@ import torch
 from torch import nn
 
 import lit_probattn
-from tests.interop.swap.table import HOSTS, gradient, host_of, identity
+from tests.interop.swap.table import (
+    BEGIN,
+    END,
+    HOSTS,
+    PAGE,
+    gradient,
+    host_of,
+    identity,
+    read,
+    written,
+)
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -71,3 +81,11 @@ def test_masks_that_nobody_makes_are_an_error():
             model(torch.ones(1, 3, dtype=torch.int64))
     finally:
         AttentionMaskInterface.register("lit_probattn", lost)
+
+
+def test_the_table_that_was_read_is_written_again():
+    page = PAGE.read_text(encoding="utf-8")
+    table = page.partition(f"{BEGIN}\n")[2].partition(f"\n{END}")[0]
+    rows, versions = read(table)
+    assert len(rows) > 50
+    assert written(rows, versions) == table
