@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, get_args
 
 import lightning.pytorch as pl
 import numpy as np
@@ -38,11 +38,12 @@ from datamodules.core.sequences import PadCollate
 from lit_probattn.base.arguments import Count, OnlyWith, WholeNumber, checks_arguments
 from lit_probattn.base.errors import DataError, MissingDataError
 
-__all__ = ["CachedDataModule", "DataModule", "Generated", "Published", "Split"]
+__all__ = ["SPLITS", "CachedDataModule", "DataModule", "Generated", "Published", "Split"]
 
 _log = logging.getLogger("datamodules")
 
 SplitName = Literal["train", "val", "test"]
+SPLITS: tuple[str, ...] = get_args(SplitName)
 
 
 class Split(Protocol):

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from datamodules.core.base import CachedDataModule, DataModule, Split
+from datamodules.core.base import SPLITS, CachedDataModule, DataModule, Split
 from datamodules.core.cache import Cache, CacheWriter, ensure_cache
 from datamodules.core.division import Divided, divide
 from datamodules.core.files import expand, missing
@@ -422,7 +422,7 @@ class OwnSamples(NewSamples, AtPath, Divided, ClassMap, CachedDataModule):
     def splits_of(self, cache: Cache) -> dict[str, Split]:
         """Open the splits."""
         self.notes = list(self.facts["notes"])
-        return {name: self.open_split(cache, name) for name in ("train", "val", "test")}
+        return {name: self.open_split(cache, name) for name in SPLITS}
 
     # ---- new samples ---------------------------------------------------------------------------
 

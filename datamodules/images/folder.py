@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from datamodules.core.base import SPLITS
 from datamodules.core.division import Divided, divide
 from datamodules.core.files import expand
 from datamodules.core.new_samples import UNLABELLED, NewSamples, is_labelled
@@ -163,7 +164,7 @@ class ImageFolder(NewSamples, AtPath, Divided, ImageNet):
 
     def load_splits(self) -> dict[str, Any]:
         """Open the splits, including a separate test split."""
-        return self.split_objects(*(self._folders[name] for name in ("train", "val", "test")))
+        return self.split_objects(*(self._folders[name] for name in SPLITS))
 
     def new_digest(self, path: Path) -> str:
         """Return the SHA-256 of the names and sizes of the new images."""

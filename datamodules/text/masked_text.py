@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.core.base import DataModule, Split
+from datamodules.core.base import SPLITS, DataModule, Split
 from datamodules.core.cache import Cache
 from datamodules.core.loaders import EvaluationLoader
 from datamodules.core.order import FILL
@@ -159,7 +159,7 @@ class MaskedText(WikiText103):
                 f"mask, but vocab_size={self.vocab_size}; set vocab_size to at least {needed}"
             )
         splits: dict[str, Any] = {}
-        for name in ("train", "val", "test"):
+        for name in SPLITS:
             tokens = cache.array(f"{name}_tokens")
             ends = None if own is None else (own.begin, own.separator)
             splits[name] = MaskedSplit(

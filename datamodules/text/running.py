@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from datamodules.core.base import Split
+from datamodules.core.base import SPLITS, Split
 from datamodules.core.cache import Cache, CacheWriter, ensure_cache
 from datamodules.core.division import Divided, divide
 from datamodules.core.files import expand, missing
@@ -39,7 +39,6 @@ _LEAST_DOCUMENTS = 20
 # Otherwise: about this many pieces of whole lines, with these bounds on characters per piece.
 _PIECES, _LEAST_PIECE, _LARGEST_PIECE = 100, 100, 20000
 _SHOWN = 70
-_SPLITS = ("train", "val", "test")
 
 
 @dataclass(frozen=True)
@@ -200,10 +199,10 @@ class OwnText(NewSamples, AtPath, Divided, TextStream):
         if self.path.is_file():
             return {}
         present = {split_of(path.stem) for path in files}
-        missing = [name for name in _SPLITS if name not in present]
+        missing = [name for name in SPLITS if name not in present]
         if not missing:
             found = by_split(self.path, self._inside(files))
-            return {name: self.path / found[name] for name in _SPLITS}
+            return {name: self.path / found[name] for name in SPLITS}
         if "train" in present:
             names = ", ".join(path.name for path in files[:5])
             raise DataError(
@@ -245,7 +244,7 @@ class OwnText(NewSamples, AtPath, Divided, TextStream):
         splits = divide(str(self.path), keys, self.shares, self.split_seed, unit)
         chosen = dict(zip(keys, splits, strict=True))
         paths = tuple(path for source in sources for path in source.paths)
-        return {name: DividedText(paths, tuple(sources), name, chosen, length) for name in _SPLITS}
+        return {name: DividedText(paths, tuple(sources), name, chosen, length) for name in SPLITS}
 
     # ---- a new text --------------------------------------------------------------------------
 
@@ -287,7 +286,7 @@ class OwnText(NewSamples, AtPath, Divided, TextStream):
         """Yield lines about the splits, and three samples."""
         counts = self.counts
         yield f"tokens: {self.units.unit}, vocabulary {len(self.vocabulary)}"
-        for name in _SPLITS:
+        for name in SPLITS:
             found, unknown = counts.found[name], counts.unknown[name]
             lines = self._line_lengths(name)
             low, median, high, most = np.percentile(lines, (0, 50, 95, 100)).astype(int)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from datamodules.core.base import CachedDataModule, Split
+from datamodules.core.base import SPLITS, CachedDataModule, Split
 from datamodules.core.cache import Cache, CacheSpec, CacheWriter
 from datamodules.core.loaders import EvaluationLoader
 from datamodules.core.order import EvaluationOrder
@@ -32,7 +32,6 @@ _WHAT = {
     "val": "tokens of the validation text",
     "test": "tokens of the test text",
 }
-_SPLITS = ("train", "val", "test")
 _log = logging.getLogger("datamodules")
 
 
@@ -231,12 +230,12 @@ class TextStream(CachedDataModule):
     @property
     def num_unknown(self) -> dict[str, int]:
         """Number of `<unk>` tokens of each split."""
-        return dict(zip(_SPLITS, self.cache.array("num_unknown").tolist(), strict=True))
+        return dict(zip(SPLITS, self.cache.array("num_unknown").tolist(), strict=True))
 
     @property
     def counts(self) -> TextCounts:
         """Numbers of words and tokens, with the published numbers."""
-        sizes = {name: len(self.tokens_of(name)) for name in _SPLITS}
+        sizes = {name: len(self.tokens_of(name)) for name in SPLITS}
         words = {"words": len(self.vocabulary), **sizes}
         return TextCounts(words, self.num_unknown, self.published_counts)
 
@@ -244,7 +243,7 @@ class TextStream(CachedDataModule):
         """Yield lines about the splits."""
         counts = self.counts
         yield f"vocabulary: {counts.found['words']} words, sha256 {self.vocabulary.digest}"
-        for name in _SPLITS:
+        for name in SPLITS:
             form = self.batching if name == "train" else self.form(name)
             yield (
                 f"{name}: {counts.found[name]} tokens with <eos>, {counts.unknown[name]} unknown, "

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from datamodules.core.base import Split
+from datamodules.core.base import SPLITS, Split
 from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.division import Divided, divide
 from datamodules.core.files import expand
@@ -29,7 +29,6 @@ from lit_probattn.base.progress import progress
 
 __all__ = ["PretrainingText"]
 
-_SPLITS = ("train", "val", "test")
 _AT_ONCE = 4096  # documents per tokenisation call
 
 
@@ -112,7 +111,7 @@ class PretrainingText(AtPath, Divided, PackedTraining, EncodedTexts):
             )
         keys = ["\n".join(sentences).encode() for sentences in documents]
         splits = divide(f"{self.folder}: documents", keys, self.shares, self.split_seed)
-        parts: dict[str, list[list[str]]] = {name: [] for name in _SPLITS}
+        parts: dict[str, list[list[str]]] = {name: [] for name in SPLITS}
         for document, split in zip(documents, splits, strict=True):
             parts[split].append(document)
         train = parts["train"]
@@ -130,7 +129,7 @@ class PretrainingText(AtPath, Divided, PackedTraining, EncodedTexts):
             "pairs": self.next_sentence,
             "seed": self.split_seed,
         }
-        return {name: DocumentSplit.from_cache(cache, name, **settings) for name in _SPLITS}
+        return {name: DocumentSplit.from_cache(cache, name, **settings) for name in SPLITS}
 
     # ---- sizes and batches -------------------------------------------------------------------
 
@@ -160,7 +159,7 @@ class PretrainingText(AtPath, Divided, PackedTraining, EncodedTexts):
         """Yield lines about the splits."""
         unknown = self.cache.facts["unknown"]
         yield f"tokens: vocabulary {self.vocab_size}, {self.tokeniser.pairs} style"
-        for name in _SPLITS:
+        for name in SPLITS:
             split: Any = self.split(name)
             documents, sentences, tokens = split.sizes
             pairs = f", {int(split.targets.sum())} with an unrelated second part"

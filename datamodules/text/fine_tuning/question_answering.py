@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from datamodules.core.base import Split
+from datamodules.core.base import SPLITS, Split
 from datamodules.core.cache import Cache, CacheWriter, ensure_cache
 from datamodules.core.files import expand
 from datamodules.core.new_samples import NewSamples, new_spec
@@ -29,7 +29,6 @@ from lit_probattn.base.progress import progress
 
 __all__ = ["Question", "QuestionAnswering"]
 
-_SPLITS = ("train", "val", "test")
 _SHOWN_QUESTIONS, _SHOWN = 3, 90
 
 
@@ -171,7 +170,7 @@ class QuestionAnswering(NewSamples, AtPath, EncodedTexts):
         """Open the splits."""
         facts = cache.facts
         self.notes = list(facts["notes"])
-        return {name: WindowSplit.from_cache(*self._stored(name)) for name in _SPLITS}
+        return {name: WindowSplit.from_cache(*self._stored(name)) for name in SPLITS}
 
     def _stored(self, split: str) -> tuple[Cache, str]:
         """Return the cache of a split, and its name in that cache."""
@@ -232,7 +231,7 @@ class QuestionAnswering(NewSamples, AtPath, EncodedTexts):
     def size_lines(self) -> Iterator[str]:
         """Yield lines about the splits, and three questions."""
         yield f"tokens: vocabulary {self.vocab_size}, {self.tokeniser.pairs} style"
-        for name in _SPLITS:
+        for name in SPLITS:
             split = self._windowed(name)
             holding = int(split.targets.sum())
             yield (

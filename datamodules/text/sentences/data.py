@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.core.base import Split
+from datamodules.core.base import SPLITS, Split
 from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.own import length_line
 from datamodules.core.packing import PackedTraining
@@ -29,7 +29,6 @@ from lit_probattn.base.errors import DataError
 
 __all__ = ["LM1B"]
 
-_SPLITS = ("train", "val", "test")
 _FORM = "sentences"
 _SHARE = 0.1
 
@@ -164,7 +163,7 @@ class LM1B(PackedTraining, TokenBatches, TextStream):
         """Tokenise the text, and store the ends and word counts of sentences."""
         super().build(writer)
         sources, end = self.find(), TokenChoice.read(Cache(writer.folder, {})).end_of_line
-        for name in _SPLITS:
+        for name in SPLITS:
             tokens = np.load(writer.folder / f"{name}_tokens.npy", mmap_mode="r")
             count = 0
             with writer.stream(f"{name}_offsets", np.int64) as append:
@@ -189,7 +188,7 @@ class LM1B(PackedTraining, TokenBatches, TextStream):
         self.require_vocabulary_size()
         end = self.vocabulary.end_of_line
         splits: dict[str, Any] = {
-            name: Sentences.from_cache(cache, name, end, self.max_seq_len) for name in _SPLITS
+            name: Sentences.from_cache(cache, name, end, self.max_seq_len) for name in SPLITS
         }
         lengths = splits["train"].batch_lengths(self.pad_multiple)
         self.require_tokens(lengths, "sentence", "lower max_length")
@@ -237,7 +236,7 @@ class LM1B(PackedTraining, TokenBatches, TextStream):
     def size_lines(self) -> Iterator[str]:
         """Yield lines about vocabulary, sentences, lengths, padding and samples."""
         yield f"vocabulary: {len(self.vocabulary)} sub-words, sha256 {self.vocabulary.digest}"
-        for name in _SPLITS:
+        for name in SPLITS:
             split = self._sentences(name)
             words = f", {split.num_words} words with <eos>" if split.num_words else ""
             yield (

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from datamodules.core.base import CachedDataModule, Split
+from datamodules.core.base import SPLITS, CachedDataModule, Split
 from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.files import expand
 from datamodules.core.own import AtPath, beginning, length_line, required_path
@@ -46,7 +46,6 @@ __all__ = ["Translation"]
 Tokens = Literal["auto", "subwords", "moses_bpe", "prepared", "words"]
 
 _log = logging.getLogger("datamodules")
-_SPLITS = ("train", "val", "test")
 _READER_VERSION = 1  # part of the cache name; increment when the stored data change
 _SHOWN = 100  # characters per sample
 _SHOWN_PAIRS = 3
@@ -356,7 +355,7 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
     def splits_of(self, cache: Cache) -> dict[str, Split]:
         """Open the three splits; raises DataError if a sentence exceeds a batch or the model."""
         splits: dict[str, Any] = {
-            name: SentencePairs.from_cache(cache, name, self.max_seq_len) for name in _SPLITS
+            name: SentencePairs.from_cache(cache, name, self.max_seq_len) for name in SPLITS
         }
         for name, split in splits.items():
             if self.too_long == "error":
@@ -431,7 +430,7 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
             f"tokens: {self._facts['method']}, vocabulary {self.source_vocab_size} "
             f"{self.source_language}, {self.vocab_size} {self.target_language}{one}"
         )
-        for name in _SPLITS:
+        for name in SPLITS:
             split = self._pairs(name)
             yield f"{name}: {len(split)} pairs, {length_line(split.lengths, split)}"
             for side, language in zip(("source", "target"), self.languages, strict=True):

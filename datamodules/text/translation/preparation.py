@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from datamodules.core.base import SPLITS
 from datamodules.core.cache import CacheWriter
 from datamodules.text.releases import shown_name
 from datamodules.text.translation.batches import write_sentences
@@ -178,7 +179,7 @@ class Preparation:
             held_out[np.flatnonzero(full["train"])[every - 1 :: every]] = True
             parts["train"] = "train", full["train"] & ~held_out
             parts["val"] = "train", held_out
-        return {name: parts[name] for name in ("train", "val", "test")}
+        return {name: parts[name] for name in SPLITS}
 
     # ---- what is learned ---------------------------------------------------------------------
 
