@@ -257,14 +257,18 @@ class PadCollate:
     pad_multiple: int
     max_seq_len: int
 
+    def length(self, longest: int) -> int:
+        """Return the padded length of a batch."""
+        if self.pad_to == "max":
+            return self.max_seq_len
+        return padded_length(longest, self.pad_multiple, self.max_seq_len)
+
     def __call__(self, samples: list[Sample]) -> dict[str, Tensor]:
         """Return `inputs` (B, N), (B, 2, N) or (B, N, F), `key_mask` without F, and `batch_of`."""
         paired = isinstance(samples[0].values, tuple)
         rows = [sample.values if paired else (sample.values,) for sample in samples]
         lengths = np.array([[len(piece) for piece in row] for row in rows])
-        length = self.max_seq_len
-        if self.pad_to == "longest":
-            length = padded_length(max(1, int(lengths.max())), self.pad_multiple, length)
+        length = self.length(max(1, int(lengths.max())))
         first = rows[0][0]
         inputs = np.zeros((*lengths.shape, length, *first.shape[1:]), dtype=first.dtype)
         for place, row in zip(inputs, rows, strict=True):

@@ -1,13 +1,23 @@
-"""Base of data modules whose batches are counted in tokens."""
+"""Bases of data whose batches are counted in tokens: splits, batches, data modules."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
 from datamodules.core.base import DataModule
+from datamodules.core.cache import Mapped
+from datamodules.core.sequences import Ragged, padded, padded_length
 from datamodules.core.token_order import (
     Lengths,
+    Place,
     TokenBatchOrder,
     TokenEvaluationOrder,
     evaluation_tokens,
@@ -15,14 +25,88 @@ from datamodules.core.token_order import (
 from lit_probattn.base.arguments import Count, checks_arguments
 from lit_probattn.base.errors import DataError
 
-__all__ = ["TokenBatches"]
+__all__ = ["SentenceSplit", "TokenBatches", "TokenCollate"]
+
+
+class SentenceSplit(Mapped):
+    """The sentences of one split on one or two sides; a map-style data set of batch items.
+
+    Args:
+        sides: Ids of the sentences of each side.
+        max_length: Maximum number of tokens per side; longer sentences are truncated.
+    """
+
+    def __init__(self, sides: Sequence[Ragged], max_length: int) -> None:
+        self._sides, self._max_length = sides, max_length
+
+    def __len__(self) -> int:
+        return len(self._sides[0])
+
+    def __getitem__(self, place: Place | int) -> Any:
+        """Return a sample by its batch item or its index."""
+        return self.sample(*(place if isinstance(place, tuple) else (place, 0)))
+
+    def sample(self, index: int, global_tokens: int) -> Any:
+        """Return a sample; for FILL, one without scored predictions.
+
+        Args:
+            global_tokens: Number of targets of its global batch; 0 in evaluation.
+        """
+        raise NotImplementedError
+
+    @property
+    def targets(self) -> npt.NDArray[np.integer]:
+        """Zeros, since sentences have no class, (num_samples,)."""
+        return np.zeros(len(self), dtype=np.int64)
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Number of tokens of the longest side of each sample before truncation, (num_samples,)."""
+        longest: npt.NDArray[np.int64] = np.maximum.reduce([side.lengths for side in self._sides])
+        return longest
+
+    @property
+    def num_cut(self) -> int:
+        """Number of truncated samples."""
+        return int((self.lengths > self._max_length).sum())
+
+    def batch_lengths(self, pad_multiple: int) -> Lengths:
+        """Return the lengths of the first and the last side, which determine the batches."""
+        first, last = (
+            np.minimum(self._sides[place].lengths, self._max_length) for place in (0, -1)
+        )
+        return Lengths(first, last, pad_multiple, self._max_length)
+
+
+@dataclass(frozen=True)
+class TokenCollate:
+    """Base of functions that collate sentences, padded on the right.
+
+    Args:
+        pad_multiple: Padded lengths are rounded up to a multiple of this, up to `max_length`.
+        max_length: Maximum number of tokens per side.
+    """
+
+    pad_multiple: int
+    max_length: int
+
+    def padded(self, rows: list[npt.NDArray[np.int64]], fill: int) -> tuple[Tensor, Tensor]:
+        """Return ids padded with `fill`, and a mask of the real ones; both (B, length)."""
+        longest = max(map(len, rows))
+        return padded(rows, padded_length(longest, self.pad_multiple, self.max_length), fill)
+
+    def numbers(self, samples: Sequence[Any]) -> dict[str, Tensor]:
+        """Return `sample_ids` (B,); in training also `global_tokens` ()."""
+        found = {"sample_ids": torch.tensor([sample.sample_id for sample in samples])}
+        if samples[0].global_tokens:
+            found["global_tokens"] = torch.tensor(samples[0].global_tokens)
+        return found
 
 
 class TokenBatches(DataModule):
     """A data module whose batches contain at most `max_tokens` tokens, padding included.
 
-    A subclass implements `batch_lengths`. Padded lengths are rounded up to multiples of
-    `pad_multiple`.
+    Its splits are `SentenceSplit`s. Padded lengths are rounded up to multiples of `pad_multiple`.
 
     Args:
         max_tokens: Maximum number of tokens per optimiser step, over all ranks and accumulation
@@ -55,7 +139,9 @@ class TokenBatches(DataModule):
 
     def batch_lengths(self, name: str) -> Lengths:
         """Return the lengths of a split that determine its batches."""
-        raise NotImplementedError
+        split: Any = self.split(name)
+        lengths: Lengths = split.batch_lengths(self.pad_multiple)
+        return lengths
 
     @property
     def batch_setting(self) -> tuple[str, int]:

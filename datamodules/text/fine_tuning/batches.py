@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from datamodules.core.cache import Cache, Mapped
 from datamodules.core.order import FILL
-from datamodules.core.sequences import Ragged, padded, padded_length
+from datamodules.core.sequences import PadCollate, Ragged, TokenSplit, batch_of, padded
 
 __all__ = ["PairSample", "TextPairSplit", "TypedCollate", "WindowSample", "WindowSplit"]
 
@@ -52,50 +52,29 @@ class WindowSample(NamedTuple):
     sample_id: int
 
 
-class TextPairSplit(Mapped):
-    """Texts or pairs of one split; a map-style data set.
+class TextPairSplit(TokenSplit):
+    """Texts or pairs of one split, with special tokens, truncated when they were stored.
 
     Args:
-        tokens: Ids of each sample, with special tokens.
+        *arguments: Arguments of TokenSplit.
         seconds: Start of the second text of each sample. Shape (num_samples,).
-        targets: Class of each sample. Shape (num_samples,).
         num_cut: Number of truncated samples.
     """
 
-    def __init__(
-        self,
-        tokens: Ragged,
-        seconds: npt.NDArray[np.int32],
-        targets: npt.NDArray[np.integer],
-        num_cut: int,
-    ) -> None:
-        self._tokens, self._seconds = tokens, seconds
-        self._targets, self.num_cut = targets, num_cut
+    def __init__(self, *arguments: Any, seconds: npt.NDArray[np.int32], num_cut: int) -> None:
+        super().__init__(*arguments)
+        self._seconds, self._num_cut = seconds, num_cut
 
-    @classmethod
-    def from_cache(cls, cache: Cache, name: str, num_cut: int) -> TextPairSplit:
-        """Open the arrays of a split."""
-        seconds, targets = (np.asarray(cache.array(f"{name}_{x}")) for x in ("seconds", "targets"))
-        return cls(Ragged.open(cache, name), seconds, targets, num_cut)
-
-    def __len__(self) -> int:
-        return len(self._tokens)
-
-    def __getitem__(self, index: int) -> PairSample:
-        """Return a sample; FILL returns the first one with the id FILL."""
-        row = 0 if index == FILL else index
-        values = self._tokens[row].astype(np.int64)
-        return PairSample(values, int(self._seconds[row]), int(self._targets[row]), index)
+    def __getitem__(self, index: int) -> Any:
+        """Return a PairSample; FILL returns the first one with the id FILL."""
+        values, target, sample_id = super().__getitem__(index)
+        second = int(self._seconds[0 if index == FILL else index])
+        return PairSample(values, second, target, sample_id)
 
     @property
-    def lengths(self) -> npt.NDArray[np.int64]:
-        """Number of tokens of each sample, with special tokens, (num_samples,)."""
-        return self._tokens.lengths
-
-    @property
-    def targets(self) -> npt.NDArray[np.integer]:
-        """Class of each sample, (num_samples,)."""
-        return self._targets
+    def num_cut(self) -> int:
+        """Number of truncated samples."""
+        return self._num_cut
 
 
 class WindowSplit(Mapped):
@@ -165,19 +144,14 @@ class WindowSplit(Mapped):
 
 
 @dataclass(frozen=True)
-class TypedCollate:
+class TypedCollate(PadCollate):
     """Collate windows or pairs, padded at the end.
 
     Args:
-        pad_to: `longest` pads to the longest sequence of the batch, `max` to `max_seq_len`.
-        pad_multiple: The padded length is rounded up to a multiple of this, up to `max_seq_len`.
         padding: Id of the padding.
         typed: Whether tokens from the second text on have type 1.
     """
 
-    pad_to: Literal["longest", "max"]
-    pad_multiple: int
-    max_seq_len: int
     padding: int
     typed: bool
 
@@ -189,20 +163,12 @@ class TypedCollate:
             `sample_ids` (B,); for windows `answerable` (B, N), True on tokens of the text.
         """
         rows = [sample.values for sample in samples]
-        length = self.max_seq_len
-        if self.pad_to == "longest":
-            length = padded_length(max(map(len, rows)), self.pad_multiple, length)
-        inputs, mask = padded(rows, length, self.padding)
-        places = np.arange(length)
+        inputs, mask = padded(rows, self.length(max(map(len, rows))), self.padding)
+        places = np.arange(inputs.shape[1])
         seconds = np.array([sample.second for sample in samples])[:, None]
         types = (places >= seconds) & mask.numpy() & self.typed
-        batch = {
-            "inputs": inputs,
-            "key_mask": mask,
-            "token_types": torch.from_numpy(types.astype(np.int64)),
-            "target": torch.tensor([sample.target for sample in samples]),
-            "sample_ids": torch.tensor([sample.sample_id for sample in samples]),
-        }
+        batch = batch_of(samples, inputs, mask)
+        batch["token_types"] = torch.from_numpy(types.astype(np.int64))
         if isinstance(samples[0], WindowSample):
             ends = seconds + np.array([sample.size for sample in samples])[:, None]
             batch["answerable"] = torch.from_numpy((places >= seconds) & (places < ends))

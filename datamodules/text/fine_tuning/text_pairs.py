@@ -6,6 +6,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from datamodules.core.base import Published, Split
 from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.files import expand
@@ -151,7 +153,11 @@ class TextPairs(EncodedTexts, TextTable):
 
     def open_split(self, cache: Cache, name: str) -> Split:
         """Open one split in a cache."""
-        return TextPairSplit.from_cache(cache, name, cache.facts["counts"][name])
+        seconds, num_cut = np.asarray(cache.array(f"{name}_seconds")), cache.facts["counts"][name]
+        split: Split = TextPairSplit.from_cache(
+            cache, name, self.max_length, seconds=seconds, num_cut=num_cut
+        )
+        return split
 
 
 def _shortened(

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from datamodules.core.cache import Cache, Mapped
+from datamodules.core.cache import Cache
 from datamodules.core.order import FILL
-from datamodules.core.sequences import Ragged, padded, padded_length
-from datamodules.core.token_order import Lengths, Place
+from datamodules.core.sequences import Ragged
 from datamodules.text.segments import IGNORE
+from datamodules.text.token_batches import SentenceSplit, TokenCollate
 
 __all__ = ["Sentence", "SentenceCollate", "Sentences", "ends_of"]
 
@@ -39,8 +39,8 @@ class Sentence(NamedTuple):
     global_tokens: int
 
 
-class Sentences(Mapped):
-    """The sentences of one split; a map-style data set of batch items.
+class Sentences(SentenceSplit):
+    """The sentences of one split.
 
     Args:
         stored: Ids of all sentences, each with its end.
@@ -56,8 +56,8 @@ class Sentences(Mapped):
         end: int,
         max_length: int,
     ) -> None:
-        self._stored, self._words = stored, words
-        self._end, self._max_length = end, max_length
+        super().__init__((stored,), max_length)
+        self._stored, self._words, self._end = stored, words, end
 
     @classmethod
     def from_cache(cls, cache: Cache, name: str, end: int, max_length: int) -> Sentences:
@@ -65,20 +65,13 @@ class Sentences(Mapped):
         words = None if name == "train" else cache.array(f"{name}_words")
         return cls(Ragged.open(cache, name), words, end, max_length)
 
-    def __len__(self) -> int:
-        return len(self._stored)
-
     @property
     def num_tokens(self) -> int:
         """Number of tokens of all sentences, ends included."""
         return len(self._stored.stored)
 
-    def __getitem__(self, place: Place | int) -> Sentence:
-        """Return a sentence by its batch item or its index.
-
-        FILL returns a sentence without scored predictions.
-        """
-        index, global_tokens = place if isinstance(place, tuple) else (place, 0)
+    def sample(self, index: int, global_tokens: int) -> Sentence:
+        """Return a sentence; for FILL, one without scored predictions."""
         if index == FILL:
             one = np.array([self._end], dtype=np.int64)
             return Sentence(one, np.array([IGNORE], dtype=np.int64), 0, FILL, global_tokens)
@@ -90,29 +83,9 @@ class Sentences(Mapped):
         return Sentence(inputs, target, words, index, global_tokens)
 
     @property
-    def targets(self) -> npt.NDArray[np.integer]:
-        """Zeros, since sentences have no class, (num_samples,)."""
-        return np.zeros(len(self), dtype=np.int64)
-
-    @property
-    def lengths(self) -> npt.NDArray[np.int64]:
-        """Number of predictions of each sentence before truncation, (num_samples,)."""
-        return self._stored.lengths
-
-    @property
-    def num_cut(self) -> int:
-        """Number of truncated sentences."""
-        return int((self.lengths > self._max_length).sum())
-
-    @property
     def num_words(self) -> int:
         """Number of words of all sentences, ends included; 0 if not counted."""
         return 0 if self._words is None else int(self._words.sum(dtype=np.int64))
-
-    def batch_lengths(self, pad_multiple: int) -> Lengths:
-        """Return the lengths that determine the batches."""
-        lengths = np.minimum(self.lengths, self._max_length)
-        return Lengths(lengths, lengths, pad_multiple, self._max_length)
 
 
 def ends_of(tokens: npt.NDArray[np.int32], end: int) -> Iterator[npt.NDArray[np.int64]]:
@@ -122,35 +95,27 @@ def ends_of(tokens: npt.NDArray[np.int32], end: int) -> Iterator[npt.NDArray[np.
 
 
 @dataclass(frozen=True)
-class SentenceCollate:
+class SentenceCollate(TokenCollate):
     """Collate sentences, padded on the right.
 
     Args:
         form: Scoring mode, stored in the batch.
-        pad_multiple: The padded length is rounded up to a multiple of this, up to `max_length`.
     """
 
     form: str
-    pad_multiple: int
-    max_length: int
 
     def __call__(self, samples: list[Sentence]) -> dict[str, Any]:
         """Return `inputs`, `target`, `key_mask` (B, N), `num_words`, `sample_ids` (B,), `form`.
 
         In training also `global_tokens` (): number of targets of the global batch.
         """
-        longest = max(len(sample.inputs) for sample in samples)
-        length = padded_length(longest, self.pad_multiple, self.max_length)
-        inputs, mask = padded([sample.inputs for sample in samples], length, 0)
-        target, _ = padded([sample.target for sample in samples], length, IGNORE)
-        batch = {
+        inputs, mask = self.padded([sample.inputs for sample in samples], 0)
+        target, _ = self.padded([sample.target for sample in samples], IGNORE)
+        return {
             "inputs": inputs,
             "key_mask": mask,
             "target": target,
             "num_words": torch.tensor([sample.num_words for sample in samples]),
-            "sample_ids": torch.tensor([sample.sample_id for sample in samples]),
             "form": self.form,
+            **self.numbers(samples),
         }
-        if samples[0].global_tokens:
-            batch["global_tokens"] = torch.tensor(samples[0].global_tokens)
-        return batch

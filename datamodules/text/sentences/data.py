@@ -15,7 +15,6 @@ from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.own import length_line
 from datamodules.core.packing import PackedTraining
 from datamodules.core.report import compare_size
-from datamodules.core.token_order import Lengths
 from datamodules.text.choice import TokenChoice, VocabLimit, of_running_text
 from datamodules.text.releases import HELD_OUT_SHARDS, lm1b
 from datamodules.text.running import OwnText
@@ -204,10 +203,6 @@ class LM1B(PackedTraining, TokenBatches, TextStream):
 
     # ---- batches -----------------------------------------------------------------------------
 
-    def batch_lengths(self, name: str) -> Lengths:
-        """Return the lengths of a split that determine its batches."""
-        return self._sentences(name).batch_lengths(self.pad_multiple)
-
     def row_budget(self) -> tuple[int, int, bool]:
         """Return tokens per packed row and rows per optimiser step; tokens are counted."""
         capacity = min(self.max_seq_len, self.max_tokens)
@@ -215,7 +210,7 @@ class LM1B(PackedTraining, TokenBatches, TextStream):
 
     def collate(self) -> Callable[[list[Any]], Any]:
         """Return the function that collates a batch."""
-        return SentenceCollate(_FORM, self.pad_multiple, self.max_seq_len)
+        return SentenceCollate(self.pad_multiple, self.max_seq_len, _FORM)
 
     def collate_of(self, name: str) -> Callable[[list[Any]], Any]:
         """Return the function that collates a batch of one split."""

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
-from datamodules.core.cache import Cache, CacheWriter, Mapped
+from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.order import FILL
-from datamodules.core.sequences import Ragged, padded, padded_length, ragged_writer
-from datamodules.core.token_order import Lengths, Place
+from datamodules.core.sequences import Ragged, ragged_writer
+from datamodules.text.segments import IGNORE
+from datamodules.text.token_batches import SentenceSplit, TokenCollate
 from datamodules.text.translation.dictionary import EOS, PAD, UNK
 from lit_probattn.base.errors import DataError
 
-__all__ = ["IGNORE", "PairCollate", "SentencePair", "SentencePairs", "write_sentences"]
+__all__ = ["PairCollate", "SentencePair", "SentencePairs", "write_sentences"]
 
-IGNORE = -100  # targets that are not scored
 _SIDES = ("source", "target")
 
 
@@ -38,65 +36,26 @@ class SentencePair(NamedTuple):
     global_tokens: int
 
 
-class SentencePairs(Mapped):
-    """The sentence pairs of one split; a map-style data set of batch items.
-
-    Args:
-        source: Ids of the source sentences.
-        target: Ids of the target sentences.
-        max_length: Maximum length of a side, end included; longer sentences are truncated.
-    """
-
-    def __init__(self, source: Ragged, target: Ragged, max_length: int) -> None:
-        self._source, self._target, self._max_length = source, target, max_length
+class SentencePairs(SentenceSplit):
+    """The sentence pairs of one split: source and target, each with its end token."""
 
     @classmethod
     def from_cache(cls, cache: Cache, name: str, max_length: int) -> SentencePairs:
         """Open the pairs that `write_sentences` stored under `name`."""
-        source, target = (Ragged.open(cache, f"{name}_{side}") for side in _SIDES)
-        return cls(source, target, max_length)
+        return cls([Ragged.open(cache, f"{name}_{side}") for side in _SIDES], max_length)
 
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def __getitem__(self, place: Place | int) -> SentencePair:
-        """Return a pair by its batch item or its index.
-
-        FILL returns a pair without scored predictions.
-        """
-        index, global_tokens = place if isinstance(place, tuple) else (place, 0)
+    def sample(self, index: int, global_tokens: int) -> SentencePair:
+        """Return a pair; for FILL, one without scored predictions."""
         if index == FILL:
             end = np.array([EOS], dtype=np.int64)
             return SentencePair(end, end, FILL, global_tokens)
-        source, target = (self._cut(side[index]) for side in (self._source, self._target))
+        source, target = (self._cut(side[index]) for side in self._sides)
         return SentencePair(source, target, index, global_tokens)
 
     def _cut(self, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
         if len(ids) <= self._max_length:
             return ids.astype(np.int64)
         return np.append(ids[: self._max_length - 1].astype(np.int64), EOS)
-
-    @property
-    def targets(self) -> npt.NDArray[np.integer]:
-        """Zeros, since sentences have no class, (num_samples,)."""
-        return np.zeros(len(self), dtype=np.int64)
-
-    @property
-    def lengths(self) -> npt.NDArray[np.int64]:
-        """Number of tokens of the longer side of each pair before truncation, (num_samples,)."""
-        return np.maximum(self._source.lengths, self._target.lengths)
-
-    @property
-    def num_cut(self) -> int:
-        """Number of pairs with a truncated side."""
-        return int((self.lengths > self._max_length).sum())
-
-    def side_lengths(self, pad_multiple: int) -> Lengths:
-        """Return the lengths of both sides that determine the batches."""
-        source, target = (
-            np.minimum(side.lengths, self._max_length) for side in (self._source, self._target)
-        )
-        return Lengths(source, target, pad_multiple, self._max_length)
 
     def reject_longer(self, name: str) -> None:
         """Raise a DataError that names the longest pair if it exceeds `max_length`."""
@@ -127,17 +86,8 @@ def write_sentences(
     return unknown, count
 
 
-@dataclass(frozen=True)
-class PairCollate:
-    """Collate sentence pairs; both sides are padded on the right.
-
-    Args:
-        pad_multiple: Padded lengths are rounded up to a multiple of this, up to `max_length`.
-        max_length: Maximum length of a side.
-    """
-
-    pad_multiple: int
-    max_length: int
+class PairCollate(TokenCollate):
+    """Collate sentence pairs; both sides are padded on the right."""
 
     def __call__(self, pairs: list[SentencePair]) -> dict[str, Tensor]:
         """Return a batch of B pairs, padded to S and T tokens.
@@ -147,24 +97,17 @@ class PairCollate:
             with `</s>`, and `key_mask`; `target` (B, T), IGNORE for predictions that are not
             scored; `sample_ids` (B,); in training `global_tokens` ().
         """
-        source, source_mask = self._padded([pair.source for pair in pairs], PAD)
-        target, mask = self._padded([pair.target for pair in pairs], IGNORE)
+        source, source_mask = self.padded([pair.source for pair in pairs], PAD)
+        target, mask = self.padded([pair.target for pair in pairs], IGNORE)
         before = [np.concatenate([pair.target[-1:], pair.target[:-1]]) for pair in pairs]
-        inputs, _ = self._padded(before, PAD)
-        ids = torch.tensor([pair.sample_id for pair in pairs])
-        target[ids == FILL] = IGNORE
-        batch = {
+        inputs, _ = self.padded(before, PAD)
+        numbers = self.numbers(pairs)
+        target[numbers["sample_ids"] == FILL] = IGNORE
+        return {
             "source": source,
             "source_mask": source_mask,
             "inputs": inputs,
             "key_mask": mask,
             "target": target,
-            "sample_ids": ids,
+            **numbers,
         }
-        if pairs[0].global_tokens:
-            batch["global_tokens"] = torch.tensor(pairs[0].global_tokens)
-        return batch
-
-    def _padded(self, rows: list[npt.NDArray[np.int64]], fill: int) -> tuple[Tensor, Tensor]:
-        longest = max(map(len, rows))
-        return padded(rows, padded_length(longest, self.pad_multiple, self.max_length), fill)

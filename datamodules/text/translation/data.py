@@ -13,7 +13,6 @@ from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.files import expand
 from datamodules.core.own import AtPath, beginning, length_line, required_path
 from datamodules.core.report import compare_size
-from datamodules.core.token_order import Lengths
 from datamodules.text.releases import ARCHIVES, extract, is_archive
 from datamodules.text.token_batches import TokenBatches
 from datamodules.text.translation.batches import PairCollate, SentencePairs
@@ -360,7 +359,7 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
         for name, split in splits.items():
             if self.too_long == "error":
                 split.reject_longer(f"{self.title}: {name}")
-        lengths = splits["train"].side_lengths(self.pad_multiple)
+        lengths = splits["train"].batch_lengths(self.pad_multiple)
         self.require_tokens(lengths, "pair", "lower max_length and set too_long to cut")
         self.notes = list(self._notes())
         return splits
@@ -386,10 +385,6 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
     def target_tokens(self, steps: int) -> int:
         """Return the number of target tokens of the first steps, with `</s>`, without padding."""
         return self._training_order().target_tokens(steps)
-
-    def batch_lengths(self, name: str) -> Lengths:
-        """Return the lengths of both sides of a split that determine its batches."""
-        return self._pairs(name).side_lengths(self.pad_multiple)
 
     def _pairs(self, name: str) -> SentencePairs:
         split: Any = self.split(name)

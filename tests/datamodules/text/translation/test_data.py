@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from datamodules import ToyTranslation, Translation
-from datamodules.text.translation.batches import IGNORE
+from datamodules.text.segments import IGNORE
 from datamodules.text.translation.dictionary import EOS, PAD, UNK
 from datamodules.text.translation.files import CODES
 from datamodules.text.translation.job import LineJob
