@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -28,28 +28,15 @@ from profiling.cost.exact import (
     scope_costs,
 )
 from profiling.cost.models import AttentionOnly
-from profiling.measure.rows import Scope, Source, Status
+from profiling.measure.rows import Scope
 
 # Allowed relative difference of measured value and closed form.
 TOLERANCE = 1e-6
 SCOPES: tuple[Scope, ...] = ("attention", "layers", "model")
 
 
-@dataclass(frozen=True)
-class CostEntry:
-    """Counts of one row; see `profiling.measure.rows.ProfileRow`."""
-
-    source: Source
-    scope: Scope
-    macs: int | None
-    num_parameters: int | None
-    num_parameters_non_embedding: int | None
-    fvcore_operations: int | None
-    paper_operations: float | None
-    paper_operations_printed: float | None
-    backend_note: str | None
-    status: Status
-    reason: str | None
+# The known columns of a row; see `profiling.measure.rows.ProfileRow`.
+Entry = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -152,7 +139,7 @@ def _backend_note(layer: Attention, inputs: Tensor, backend: str, train: bool) -
     return note
 
 
-def count_costs(setting: Setting) -> tuple[Attention, list[CostEntry]]:
+def count_costs(setting: Setting) -> tuple[Attention, list[Entry]]:
     """Return the first attention layer of a model, and measured and closed-form counts by scope."""
     with torch.device("meta"):
         model = setting.build()
@@ -175,43 +162,39 @@ def count_costs(setting: Setting) -> tuple[Attention, list[CostEntry]]:
         exact = _exact(setting, layer)
     except UnsupportedError as error:
         problem = str(error)
-    entries: list[CostEntry] = []
+    entries: list[Entry] = []
     for scope, operations in measured.items():
-        found = CostEntry(
-            source="measured",
-            scope=scope,
-            macs=torch_counts[scope].products,
-            fvcore_operations=operations.products + operations.norms,
-            num_parameters=parameters[scope],
-            num_parameters_non_embedding=parameters["model"] - tables if scope == "model" else None,
-            paper_operations=None,
-            paper_operations_printed=None,
-            backend_note=note,
-            status="ok",
-            reason=problem,
-        )
+        found: Entry = {
+            **{"source": "measured", "scope": scope, "backend_note": note, "reason": problem},
+            **_products(torch_counts[scope].products),
+            "fvcore_operations": operations.products + operations.norms,
+            "num_parameters": parameters[scope],
+        }
+        if scope == "model":
+            found["num_parameters_non_embedding"] = parameters["model"] - tables
         analytic = None if exact is None else exact[scope]
-        entries.append(_checked(found, operations, analytic, setting.train))
+        entries.append(found | _differences(found, operations, analytic, setting.train))
         if analytic is not None:
             entries.append(analytic)
     return layer, entries
 
 
-def _checked(found: CostEntry, fvcore: Macs, exact: CostEntry | None, train: bool) -> CostEntry:
-    """Compare a count with fvcore and the closed form; a difference changes its status."""
-    differences = []
-    if not train and _differ(found.macs, fvcore.products):
-        differences.append(f"FlopCounterMode {found.macs} and fvcore {fvcore.products} MACs")
+def _products(macs: int | None) -> Entry:
+    return {"macs": macs, "flops": None if macs is None else 2 * macs}
+
+
+def _differences(found: Entry, fvcore: Macs, exact: Entry | None, train: bool) -> Entry:
+    """Compare a count with fvcore and the closed form; return the status of a difference."""
+    told = []
+    if not train and _differ(found["macs"], fvcore.products):
+        told.append(f"FlopCounterMode {found['macs']} and fvcore {fvcore.products} MACs")
     if exact is not None:
-        if exact.macs is not None and _differ(found.macs, exact.macs):
-            differences.append(f"measured {found.macs} and closed form {exact.macs} MACs")
-        if found.num_parameters != exact.num_parameters:
-            differences.append(
-                f"measured {found.num_parameters} and closed form {exact.num_parameters} parameters"
-            )
-    if differences:
-        return replace(found, status="mismatch", reason="; ".join(differences))
-    return found
+        if exact["macs"] is not None and _differ(found["macs"], exact["macs"]):
+            told.append(f"measured {found['macs']} and closed form {exact['macs']} MACs")
+        ours, theirs = found["num_parameters"], exact["num_parameters"]
+        if ours != theirs:
+            told.append(f"measured {ours} and closed form {theirs} parameters")
+    return {"status": "mismatch", "reason": "; ".join(told)} if told else {}
 
 
 def _differ(first: int | None, second: int | None) -> bool:
@@ -253,7 +236,7 @@ def _measure(
     return result
 
 
-def _exact(setting: Setting, layer: Attention) -> dict[Scope, CostEntry]:
+def _exact(setting: Setting, layer: Attention) -> dict[Scope, Entry]:
     one = attention_cost(layer, setting.seq_len)
     run = backend_macs(
         layer, setting.seq_len, setting.backend, train=setting.train, dtype=setting.dtype
@@ -266,33 +249,24 @@ def _exact(setting: Setting, layer: Attention) -> dict[Scope, CostEntry]:
     if setting.shape is not None:
         costs = scope_costs(setting.shape, one)
     printed = one.paper_flops if one.paper_flops_printed is None else one.paper_flops_printed
-    entries: dict[Scope, CostEntry] = {}
+    entries: dict[Scope, Entry] = {}
     for scope in SCOPES[: len(costs)]:
         cost = costs[scope]
         macs = None
         if run is not None:
             rest = cost.macs - one.macs * calls
             macs = run * calls + rest * (3 if setting.train else 1)
-        is_attention = scope == "attention"
-        entries[scope] = CostEntry(
-            source="analytic",
-            scope=scope,
-            macs=macs,
-            num_parameters=cost.num_parameters,
-            num_parameters_non_embedding=(
-                cost.num_parameters - setting.shape.embedding_parameters
-                if setting.shape is not None and scope == "model"
-                else None
-            ),
-            fvcore_operations=(
-                None
-                if setting.backend != layer.core.makes.stated_backend
-                else cost.macs + cost.norm_operations
-            ),
-            paper_operations=one.paper_flops * calls if is_attention else None,
-            paper_operations_printed=printed * calls if is_attention else None,
-            backend_note=None,
-            status="ok",
-            reason=reason,
-        )
+        found: Entry = {
+            **{"source": "analytic", "scope": scope, "reason": reason, **_products(macs)},
+            "num_parameters": cost.num_parameters,
+        }
+        if setting.shape is not None and scope == "model":
+            tables = setting.shape.embedding_parameters
+            found["num_parameters_non_embedding"] = cost.num_parameters - tables
+        if setting.backend == layer.core.makes.stated_backend:
+            found["fvcore_operations"] = cost.macs + cost.norm_operations
+        if scope == "attention":
+            found["paper_operations"] = one.paper_flops * calls
+            found["paper_operations_printed"] = printed * calls
+        entries[scope] = found
     return entries

@@ -27,7 +27,7 @@ from lit_probattn.measure.memory import (
     nvml_used_bytes,
 )
 from lit_probattn.measure.timing import captured, quantile, time_columns, time_sides
-from profiling.cost.count import CostEntry, Setting, count_costs
+from profiling.cost.count import Setting, count_costs
 from profiling.cost.exact import ModelShape
 from profiling.cost.models import (
     AttentionOnly,
@@ -219,13 +219,7 @@ def measure_cost(point: Point) -> list[ProfileRow]:
         dtype=getattr(torch, point.dtype),
     )
     layer, entries = count_costs(setting)
-    return point_rows(point, [_cost_entry(e) for e in entries], layer)
-
-
-def _cost_entry(entry: CostEntry) -> dict[str, Any]:
-    values = dict(vars(entry))
-    values["flops"] = None if entry.macs is None else 2 * entry.macs
-    return values
+    return point_rows(point, entries, layer)
 
 
 def make_step(point: Point, device: torch.device) -> tuple[StepFunction, Resident]:

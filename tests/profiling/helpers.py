@@ -12,7 +12,7 @@ from torch import Tensor
 from lit_probattn.attention import Attention, Cost, SoftmaxAttention
 from lit_probattn.base.files import append_lines
 from lit_probattn.measure.counters import torch_macs
-from profiling.cost.count import CostEntry, Setting, count_costs
+from profiling.cost.count import Entry, Setting, count_costs
 from profiling.sweep.config import SweepConfig
 from profiling.sweep.worker import run_worker
 from tests.support.forks import fork_module
@@ -46,13 +46,13 @@ class Greedy(SoftmaxAttention):
         return super().forward(query, *args, **kwargs)
 
 
-_COUNTED: dict[str, tuple[Attention, list[CostEntry]]] = {}
+_COUNTED: dict[str, tuple[Attention, list[Entry]]] = {}
 
 
 def count_once(monkeypatch) -> None:
     """Count each model once per process: sweeps of different tests have the same points."""
 
-    def counted(setting: Setting) -> tuple[Attention, list[CostEntry]]:
+    def counted(setting: Setting) -> tuple[Attention, list[Entry]]:
         (point,) = setting.build.args
         fields = ("class_path", "init_args", "model", "sizes", "embed_dim", "seq_len")
         fields += ("batch_size", "mode", "backend", "dtype")
