@@ -200,30 +200,9 @@ def test_bytes_of_the_decoding_table(name, options, per_token, constant):
     assert cache_bytes_per_token(layer) == (4 * per_token, 4 * constant)
 
 
-@pytest.mark.parametrize(
-    ("name", "numbers"), [("mgk", H * (2 * E + E)), ("smgk", H * (E + E)), ("softmax", H * 2 * E)]
-)
-def test_named_backends_store_no_terms(name, numbers):
-    layer, cache = make(name).float(), KVCache()
-    layer.backend = "reference"
-    layer(torch.randn(B, N, C), is_causal=True, cache=cache)
-    assert cache.num_bytes == 4 * B * N * numbers
-
-
 def test_half_precision_halves_keys_and_keeps_terms():
     layer = make("mgk").to(torch.bfloat16)
     assert cache_bytes_per_token(layer, torch.bfloat16) == (2 * H * 3 * E + 4 * H * 2, 0)
-
-
-def test_ratios_to_plain_attention_of_twice_the_heads():
-    """MGK with H/K heads holds (K + 1) / (2K) of plain attention, shifted keys 1/K."""
-    plain = make("softmax", num_heads=6).float()
-    caches = {}
-    for name, layer in {"plain": plain, **{n: make(n).float() for n in ("mgk", "smgk")}}.items():
-        caches[name], layer.backend = KVCache(), "reference"  # which stores no terms
-        layer(torch.randn(1, N, C), is_causal=True, cache=caches[name])
-    assert caches["mgk"].num_bytes / caches["plain"].num_bytes == 3 / 4
-    assert caches["smgk"].num_bytes / caches["plain"].num_bytes == 1 / 2
 
 
 def test_cache_grows_by_doubling_and_reads_back():
