@@ -14,24 +14,25 @@ from lit_probattn.training.checkpoints import list_checkpoints
 from lit_probattn.training.run_folder import config_differences
 from lit_probattn.training.run_record import read_starts
 from tests.support.helpers import error_of
-from tests.support.runs import ROOT, arguments, metrics, only_version, run, write_attention
+from tests.support.runs import (
+    ROOT,
+    arguments,
+    metrics,
+    only_version,
+    printed_config,
+    run,
+    write_attention,
+)
 from tests.support.slow import mostly_slow
 
 # Validations after steps 2 and 4.
 SHORT = ("--trainer.max_steps", "4", "--trainer.val_check_interval", "2")
 
 
-def printed_config(command, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main([*command, "--print_config"])
-    assert stop.value.code == 0
-    return yaml.safe_load(capsys.readouterr().out)
-
-
 def test_files_and_flags_compose(tmp_path, capsys):
     (tmp_path / "more.yaml").write_text("trainer: {max_steps: 5}\nmodel: {init_args: {lr: 0.5}}\n")
     more = ("--config", str(tmp_path / "more.yaml"), "--model.init_args.lr", "0.25")
-    config = printed_config(arguments("fit", tmp_path, *more), capsys)
+    config = printed_config(arguments("fit", tmp_path, *more))
     assert config["trainer"]["max_steps"] == 5
     assert config["trainer"]["val_check_interval"] == 8  # from the task file
     assert config["trainer"]["use_distributed_sampler"] is False
@@ -50,7 +51,7 @@ RECIPES = {
 def test_task_files_hold_the_recipe(name, tmp_path, capsys):
     task = str(ROOT / f"configs/tasks/{name}.yaml")
     command = ["fit", "--config", task, "--config", write_attention(tmp_path)]
-    config = printed_config(command, capsys)
+    config = printed_config(command)
     recipe, model, trainer = RECIPES[name], config["model"]["init_args"], config["trainer"]
     assert trainer["max_steps"] == model["schedule_steps"] == recipe["steps"]
     assert model["warmup_steps"] == recipe["warmup"]

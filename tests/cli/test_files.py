@@ -6,12 +6,11 @@ import pytest
 import yaml
 
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.cli.app import main
 from lit_probattn.cli.files import files_before_flags, read_config_files
 from lit_probattn.configs import compose
 from tests.support.helpers import error_of
 from tests.support.paths import CONFIGS
-from tests.support.runs import TASK, write_attention
+from tests.support.runs import TASK, printed_config, write_attention
 
 
 @pytest.mark.parametrize(
@@ -27,13 +26,12 @@ def test_files_come_before_flags(given, expected):
     assert " ".join(files_before_flags(given)) == expected
 
 
-def test_flags_win_wherever_they_stand(tmp_path, capsys):
+def test_flags_win_wherever_they_stand(tmp_path):
     files = ["--config", TASK, "--config", write_attention(tmp_path)]
     (tmp_path / "own.yaml").write_text("ckpt_path: null\nseed_everything: 3\n")
     flags = ["--trainer.max_steps", "7", "--seed_everything", "5", "--ckpt_path", "last"]
-    with pytest.raises(SystemExit):
-        main(["fit", *flags, *files, "--config", str(tmp_path / "own.yaml"), "--print_config"])
-    printed = yaml.safe_load(capsys.readouterr().out)
+    command = ["fit", *flags, *files, "--config", str(tmp_path / "own.yaml")]
+    printed = printed_config(command)
     assert printed["trainer"]["max_steps"] == 7
     assert printed["seed_everything"] == 5
     assert printed["ckpt_path"] == "last"

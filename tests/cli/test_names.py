@@ -7,13 +7,12 @@ import json
 import pytest
 import yaml
 
-from lit_probattn.cli.app import main
 from lit_probattn.cli.files import config_files, read_config_files, run_name, with_named_files
 from lit_probattn.configs import read_yaml
 from lit_probattn.training.checkpoints import list_checkpoints
 from tests.support.helpers import error_of
 from tests.support.paths import ROOT
-from tests.support.runs import fingerprint, run
+from tests.support.runs import fingerprint, printed_config, run
 
 TASK, SMGK = "configs/tasks/tiny/lra_text.yaml", "configs/attention/smgk.yaml"
 NAMES = ["--task", "tiny/lra_text", "--attention", "smgk"]
@@ -48,20 +47,13 @@ def test_a_name_becomes_a_file(given, expected, monkeypatch, tmp_path):
     assert " ".join(with_named_files(given)) == expected
 
 
-def printed(command, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["fit", *command, "--print_config"])
-    assert stop.value.code in (0, None)
-    return capsys.readouterr().out
-
-
 def test_names_files_and_flags_mix(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     own = tmp_path / "own.yaml"
     own.write_text("trainer: {max_steps: 9}\nmodel: {init_args: {lr: 0.5}}\n")
     flags = ["--trainer.max_steps", "5", "--model.init_args.attention.init_args.num_heads", "2"]
     given = [*flags, "--attention", "smgk", "--config", str(own), "--trainer", "cpu_debug"]
-    config = yaml.safe_load(printed([*given, "--task", "tiny/lra_text"], capsys))
+    config = printed_config(["fit", *given, "--task", "tiny/lra_text"])
     words = (with_named_files(["fit", *NAMES]), FILES)
     contents = (read_config_files(config_files(each)) for each in words)
     assert {run_name(each, model=None) for each in contents} == {"lra_text_tiny-smgk"}

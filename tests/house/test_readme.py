@@ -11,15 +11,14 @@ from collections.abc import Iterable
 
 import pandas as pd
 import pytest
-import yaml
 
 import lit_probattn
 from lit_probattn.base.config_files import file_named, is_there, run_stem
-from lit_probattn.cli.app import main
 from lit_probattn.compare.own import read_row
 from lit_probattn.configs import attention_entry
 from tests.pages.blocks import SNIPPET
 from tests.support.paths import ROOT
+from tests.support.runs import printed_config
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [README, *((ROOT / "docs" / f"{n}.md").read_text("utf-8") for n in ("training", "layer"))]
@@ -70,18 +69,10 @@ def test_the_evaluation_names_the_run_that_the_first_command_makes():
         assert runs[command][2:] == ["--config", f"{folder}/config.yaml", "--ckpt_path", "best"]
 
 
-def parsed_fit(arguments, capsys):
-    """Return the configuration of a command of `fit`."""
-    with pytest.raises(SystemExit) as stop:
-        main([*arguments, "--print_config"])
-    assert stop.value.code in (0, None)
-    return yaml.safe_load(capsys.readouterr().out)
-
-
 @pytest.mark.parametrize("arguments", FITS, ids=" ".join)
-def test_fit_commands_parse(arguments, monkeypatch, capsys):
+def test_fit_commands_parse(arguments, monkeypatch):
     monkeypatch.chdir(ROOT)
-    assert parsed_fit(arguments, capsys)["trainer"]["max_steps"] > 0
+    assert printed_config(arguments)["trainer"]["max_steps"] > 0
 
 
 # Reports that commands of the pages write.

@@ -12,16 +12,15 @@ import yaml
 
 from lit_probattn.attention import FiSHAttention, MGKAttention, SoftmaxAttention
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.cli.app import main
 from lit_probattn.compare.protocol import attention_option, draws_noise_at_eval
-from lit_probattn.configs import attention_factory, canonical
+from lit_probattn.configs import attention_factory, canonical, read_yaml
 from lit_probattn.models.encoder_decoder import EncoderDecoder
 from lit_probattn.models.images.replace import replace_attention
 from lit_probattn.models.per_layer import CLASS_PATH, in_full, layer_factories, per_layer
 from lit_probattn.models.series.encoder import SeriesTransformer
 from lit_probattn.models.transformer import Transformer
 from tests.support.paths import ROOT
-from tests.support.runs import only_version, run
+from tests.support.runs import only_version, printed_config, run
 
 MGK = {"class_path": "lit_probattn.attention.MGKAttention", "init_args": {"num_heads": 2}}
 SOFTMAX = {"class_path": "lit_probattn.attention.SoftmaxAttention", "init_args": {"num_heads": 3}}
@@ -175,18 +174,15 @@ def command(tmp_path):
     return [*files, "--run.root", str(tmp_path / "runs"), "--trainer.accelerator", "cpu"]
 
 
-def assert_told_apart(text):
+def assert_told_apart(stored):
     """Compare the written configuration with the layers of the command."""
-    stored = yaml.safe_load(text)
     attention = stored["model"]["init_args"]["attention"]
     assert [attention_option(stored, name) for name in ("num_heads", "dropout")] == ["2/1", 0.0]
     assert {int(key): size for key, size in attention["init_args"]["head_dims"].items()} == {1: 6}
 
 
-def test_a_command_takes_layers(command, capsys):
-    with pytest.raises(SystemExit):
-        main(["fit", *command, "--print_config"])
-    assert_told_apart(capsys.readouterr().out)
+def test_a_command_takes_layers(command):
+    assert_told_apart(printed_config(["fit", *command]))
 
 
 @pytest.mark.slow
@@ -194,6 +190,6 @@ def test_a_run_is_trained_tested_and_told_apart(command, tmp_path):
     run(["fit", *command, "--trainer.max_steps", "2"])
     folder = only_version(tmp_path)
     assert folder.parent.name == "lra_text_tiny-by_layers"
-    assert_told_apart((folder / "config.yaml").read_text(encoding="utf-8"))
+    assert_told_apart(read_yaml(folder / "config.yaml"))
     run(["test", "--config", str(folder / "config.yaml"), "--ckpt_path", "last"])
     assert list(folder.glob("test-*.json"))

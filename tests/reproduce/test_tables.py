@@ -13,7 +13,6 @@ import torch
 import yaml
 
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.cli.app import main
 from lit_probattn.compare.command import make_runs
 from lit_probattn.compare.flags import Place
 from lit_probattn.compare.model import build_task
@@ -42,6 +41,7 @@ from lit_probattn.tasks.base import Task
 from tests.compare.tiny import TABLE, write_tables
 from tests.reproduce.small_tables import two_blocks
 from tests.support.paths import ROOT, shipped
+from tests.support.runs import printed_config
 from tests.support.slow import mostly_slow
 
 FITS = sorted(path.stem for path in shipped("table") if read_yaml(path).get("kind") == "fits")
@@ -307,13 +307,11 @@ def test_same_models_of_two_tables_are_one_run():
         ["retrieval", "wikitext_small"],
     ),
 )
-def test_composed_configuration_is_the_command_lines(task, capsys):
+def test_composed_configuration_is_the_command_lines(task):
     table = next(t for t in map(read_table, FITS) if task in t.tasks)
     row = next(r for r in table.rows.values() if task in r.published)
     run = Run(table.tasks[task], row, 5, Options(shortened=True))
-    with pytest.raises(SystemExit):
-        main([*run.fit_arguments(), "--print_config"])
-    parsed = flatten(yaml.safe_load(capsys.readouterr().out))
+    parsed = flatten(printed_config(run.fit_arguments()))
     mine = deciding(run.config)
     assert parsed["seed_everything"] == 5
     assert {key: parsed[key] for key in mine} == mine

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
+import io
 import multiprocessing
 import os
 import shutil
@@ -17,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from lit_probattn.base.processes import finish
 from lit_probattn.cli.app import main
@@ -182,6 +185,16 @@ def run(arguments: list[str]) -> None:
     """Run a command in this process; fails if it does not succeed."""
     status = main(arguments)
     assert status == 0, f"exit status {status}"
+
+
+def printed_config(command: list[str]) -> dict[str, Any]:
+    """The configuration that a command would run with, as it prints it."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), pytest.raises(SystemExit) as stop:
+        main([*command, "--print_config"])
+    assert stop.value.code in (0, None)
+    found: dict[str, Any] = yaml.safe_load(out.getvalue())
+    return found
 
 
 def rewound(version: Path, step: int, folder: Path) -> Path:

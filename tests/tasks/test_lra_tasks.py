@@ -13,6 +13,7 @@ from lit_probattn.configs import read_yaml
 from tests.datamodules.lra.files import write_cifar, write_pairs, write_pathfinder
 from tests.support.helpers import error_of
 from tests.support.paths import CONFIGS
+from tests.support.runs import printed_config
 
 
 def options(folder: Path, task: str, attention: str, *more: str) -> list[str]:
@@ -73,16 +74,15 @@ def test_recipes_are_the_published_table(task, batch, steps, warmup, evaluate):
     assert recipe(task) == expected | {"eval": evaluate}
 
 
-def test_the_other_retrieval_recipe_is_two_flags(capsys):
+def test_the_other_retrieval_recipe_is_two_flags():
     """The flags that the file's comment names give the recipe of the base code."""
     text = (CONFIGS / "tasks" / "lra_retrieval.yaml").read_text(encoding="utf-8")
     flags = ["--data.init_args.batch_size", "32", "--model.init_args.warmup_steps", "800"]
     comment = " ".join(line.removeprefix("# ") for line in text.splitlines() if line[0] == "#")
     assert " ".join(flags) in comment
     task, attention = CONFIGS / "tasks/lra_retrieval.yaml", CONFIGS / "attention/mgk.yaml"
-    with pytest.raises(SystemExit):
-        main(["fit", "--config", str(task), "--config", str(attention), *flags, "--print_config"])
-    config = yaml.safe_load(capsys.readouterr().out)
+    command = ["fit", "--config", str(task), "--config", str(attention), *flags]
+    config = printed_config(command)
     assert config["data"]["init_args"]["batch_size"] == 32
     assert config["model"]["init_args"]["warmup_steps"] == 800
     assert config["model"]["init_args"]["schedule_steps"] == config["trainer"]["max_steps"] == 30000
