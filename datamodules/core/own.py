@@ -7,8 +7,7 @@ import re
 import shlex
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
@@ -28,7 +27,6 @@ from lit_probattn.base.files import fingerprint
 __all__ = [
     "AtPath",
     "ClassMap",
-    "OwnFiles",
     "OwnSamples",
     "Rows",
     "beginning",
@@ -81,60 +79,6 @@ class ClassMap:
             f"the checkpoint was trained with {len(before)} classes, {self.classes_of} have "
             f"{len(now)}: class {first} was {names[0]} and is now {names[1]}; {remedy}"
         )
-
-
-@dataclass(frozen=True)
-class OwnFiles:
-    """Files of the user's data, and the fractions of splits that have no file.
-
-    Args:
-        files: File of `train`, and of `val` and `test` if provided.
-        shares: Fraction of each split that is split off from the training file.
-        seed: Seed of the split hash.
-    """
-
-    files: dict[str, Path]
-    shares: dict[str, float]
-    seed: int
-
-    @classmethod
-    def find(
-        cls,
-        path: str,
-        val_path: str | None,
-        test_path: str | None,
-        suffixes: Sequence[str],
-        shares: Callable[[Collection[str]], dict[str, float]],
-        seed: int,
-    ) -> OwnFiles:
-        """Find the files at a path: a file, or a folder with a file for each split.
-
-        Raises:
-            DataError: The path is not set or has the wrong type.
-            MissingDataError: The path does not exist.
-        """
-        location = required_path(path)
-        files = {"train": location}
-        if location.is_dir():
-            files = _files_of_splits(location, suffixes)
-        for name, given in (("val", val_path), ("test", test_path)):
-            if given is not None:
-                files[name] = expand(given)
-        for file in files.values():
-            _check_file(file, suffixes)
-        if location.is_dir():
-            names = [path.name for path in _inside(location, suffixes)]
-            warn_ignored(location, names, [path.name for path in files.values()])
-        return cls(files, shares(files), seed)
-
-    def settings(self) -> dict[str, Any]:
-        """Return the settings that determine the splits; plain JSON values."""
-        files = {name: str(path.resolve()) for name, path in self.files.items()}
-        return {
-            "files": files,
-            "shares": self.shares,
-            "split_seed": self.seed if self.shares else 0,
-        }
 
 
 def _check_file(file: Path, suffixes: Sequence[str]) -> None:
@@ -276,20 +220,36 @@ class OwnSamples(NewSamples, AtPath, Divided, ClassMap, CachedDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        given = (self.given_path, val_path, test_path, self.suffixes)
-        self._find = partial(OwnFiles.find, *given, self.missing_shares, self.split_seed)
+        self._held_out = {"val": val_path, "test": test_path}
         self.allow_overlap = allow_overlap
         if not self.is_release:
-            _ = self.files  # raise errors of the path immediately
+            _ = self.split_off  # raise errors of the path immediately
 
     def folder_of(self, path: str) -> Path | None:
         """Return the folder of the user's files; files of a release are located elsewhere."""
         return None if self.is_release else super().folder_of(path)
 
     @cached_property
-    def files(self) -> OwnFiles:
-        """The file of each split."""
-        return self._find()
+    def files(self) -> dict[str, Path]:
+        """The file of `train`, and of `val` and `test` if provided."""
+        location = required_path(self.given_path)
+        files = {"train": location}
+        if location.is_dir():
+            files = _files_of_splits(location, self.suffixes)
+        for name, given in self._held_out.items():
+            if given is not None:
+                files[name] = expand(given)
+        for file in files.values():
+            _check_file(file, self.suffixes)
+        if location.is_dir():
+            names = [path.name for path in _inside(location, self.suffixes)]
+            warn_ignored(location, names, [path.name for path in files.values()])
+        return files
+
+    @cached_property
+    def split_off(self) -> dict[str, float]:
+        """Fraction of each split without a file, which is split off from the training file."""
+        return self.missing_shares(self.files)
 
     # ---- implemented by subclasses -------------------------------------------------------------
 
@@ -333,19 +293,24 @@ class OwnSamples(NewSamples, AtPath, Divided, ClassMap, CachedDataModule):
 
     def must_name(self) -> dict[str, Any]:
         """Return the path of the training file, which has no default."""
-        return {"path": self.files.files["train"]}
+        return {"path": self.files["train"]}
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that determine the content of the cache."""
-        return {**self.files.settings(), "allow_overlap": self.allow_overlap}
+        return {
+            "files": {name: str(path.resolve()) for name, path in self.files.items()},
+            "shares": self.split_off,
+            "split_seed": self.split_seed if self.split_off else 0,
+            "allow_overlap": self.allow_overlap,
+        }
 
     def sources(self) -> list[Path]:
         """Return the files of all splits."""
-        return list(self.files.files.values())
+        return list(self.files.values())
 
     def build(self, writer: CacheWriter) -> None:
         """Read the files, number the classes and split the samples."""
-        files = self.files.files
+        files = self.files
         rows = {name: self.read(path) for name, path in files.items()}
         train = rows["train"]
         rows = {name: self.aligned(part, train, files[name]) for name, part in rows.items()}
@@ -371,13 +336,13 @@ class OwnSamples(NewSamples, AtPath, Divided, ClassMap, CachedDataModule):
 
     def _divided(self, rows: dict[str, Rows]) -> tuple[dict[str, Rows], list[str]]:
         """Split off the splits without a file; every class keeps samples for training."""
-        splits, shares = dict(rows), self.files.shares
+        splits, shares = dict(rows), self.split_off
         if not shares:
             return splits, []
         train = rows["train"]
         keys = [self.key(value) for value in train.values]
-        what = str(self.files.files["train"])
-        chosen = divide(what, keys, shares, self.files.seed)
+        what = str(self.files["train"])
+        chosen = divide(what, keys, shares, self.split_seed)
         kept = {label for label, name in zip(train.labels, chosen, strict=True) if name == "train"}
         moved = [i for i, label in enumerate(train.labels) if label not in kept]
         stay = {keys[i] for i in moved}  # equal ones too
@@ -436,7 +401,7 @@ class OwnSamples(NewSamples, AtPath, Divided, ClassMap, CachedDataModule):
 
     def _build_new(self, path: Path, writer: CacheWriter) -> None:
         """Read new samples and number their classes like those of training."""
-        file = self.files.files["train"]
+        file = self.files["train"]
         train = self.read(file)
         rows = self.aligned(self.read(path, labelled=False), train, path)
         numbers = {label: number for number, label in enumerate(self.classes)}

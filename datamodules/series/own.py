@@ -167,7 +167,7 @@ class OwnSeries(SeriesData, OwnSamples):
     ) -> dict[str, Any]:
         """Add the series; raises DataError if their numbers of features differ."""
         every = [series for part in parts.values() for series in part]
-        num_features = _common_features(self.files.files["train"], every)
+        num_features = _common_features(self.files["train"], every)
         for name, part in parts.items():
             write_sequences(writer, name, part, map(len, part), targets[name], "values")
         return {"num_features": num_features, "longest": max(map(len, parts["train"]))}
@@ -217,7 +217,7 @@ class OwnSeries(SeriesData, OwnSamples):
                 f"the checkpoint was trained with features {', '.join(before)}, the data have "
                 f"{', '.join(now)}; rename or sort the columns, or set new_path to these data"
             )
-        path = str(self.files.files["train"])
+        path = str(self.files["train"])
         _require_steps(self.facts["steps"], state_dict.get("steps", []), path)
         super().load_state_dict(state_dict)
 

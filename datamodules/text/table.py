@@ -260,7 +260,7 @@ class LabelledTexts(TextTable):
         if state_dict.get("vocabulary") != self.vocabulary.digest:
             raise DataError(
                 f"the checkpoint was trained with another vocabulary of {self.choice.unit} than "
-                f"that of {self.files.files['train']}, so ids would denote other tokens; use the "
+                f"that of {self.files['train']}, so ids would denote other tokens; use the "
                 f"files of its training, and set new_path to other texts"
             )
 

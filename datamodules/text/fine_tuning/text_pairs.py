@@ -11,7 +11,7 @@ import numpy as np
 from datamodules.core.base import Published, Split
 from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.files import expand
-from datamodules.core.own import OwnFiles, Rows
+from datamodules.core.own import Rows
 from datamodules.text.fine_tuning.batches import TextPairSplit
 from datamodules.text.fine_tuning.corpora import CORPORA, read_corpus
 from datamodules.text.fine_tuning.encoded import EncodedTexts
@@ -89,13 +89,13 @@ class TextPairs(EncodedTexts, TextTable):
         return expand(path) if path else None
 
     @cached_property
-    def files(self) -> OwnFiles:
+    def files(self) -> dict[str, Path]:
         """The file of each split; a MissingDataError lists missing files of a corpus."""
         if self.corpus == "own":
             return super().files
         found = PAIRS[self.corpus].find(self.data_dir, self.given_path)
         files = {name: paths[0] for name, paths in found.items()}
-        return OwnFiles({"test": files["val"], **files}, {}, 0)
+        return {"test": files["val"], **files}
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that determine the content of the cache."""

@@ -103,4 +103,4 @@ def test_a_fraction_of_a_split_with_a_file_is_named(tmp_path, logged):
     assert [line for line in logged.messages if "has no effect" in line] == [
         "val_fraction=0.3 has no effect: the validation split has files"
     ]
-    assert data.files.shares == {"test": 0.2}
+    assert data.split_off == {"test": 0.2}

@@ -96,7 +96,7 @@ def test_ts_files_of_ones_own(tmp_path):
         (tmp_path / f"Mine_{name}.ts").write_text(text)
     made = OwnSeries(path=str(tmp_path), batch_size=1, allow_overlap=True)
     assert [path.name for path in made.sources()] == ["Mine_TEST.ts", "Mine_TRAIN.ts"]
-    assert made.files.shares == {"val": 0.1}
+    assert made.split_off == {"val": 0.1}
     rows = made.read(tmp_path / "Mine_TRAIN.ts")
     assert [series.tolist() for series in rows.values] == [
         [[1, 4], [2, 5], [3, 6]],
