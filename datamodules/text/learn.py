@@ -22,6 +22,7 @@ from datamodules.text.tokens import END_OF_LINE, SPLITTING, UNKNOWN, Tokens, byt
 from lit_probattn.base.errors import DataError
 
 __all__ = ["BERT", "CONTINUED", "ROBERTA", "as_bert", "as_bytes", "as_roberta", "as_words"]
+__all__ += ["byte_pairs"]
 __all__ += ["learn_byte_pairs", "learn_characters", "learn_pieces", "learn_subwords", "learn_words"]
 __all__ += ["without_long_words"]
 
@@ -135,20 +136,35 @@ def learn_subwords(texts: Iterable[str], size: int) -> Tokens:
     if size < 258:
         raise DataError(f"subwords must be at least 258 (256 bytes and two more), received {size}")
     lines = (line for text in texts for line in without_long_words(text).split("\n"))
-    tokenizer = _byte_pairs(lines, size, (END_OF_LINE, UNKNOWN), 0)
+    tokenizer = byte_pairs(lines, size, special=(END_OF_LINE, UNKNOWN))
     return Tokens(tokenizer, {"end_of_line": END_OF_LINE, "unknown": UNKNOWN})
 
 
 def learn_byte_pairs(texts: Iterable[str], size: int) -> Tokens:
     """Learn RoBERTa-style BPE; raises DataError if `size` is too small for the bytes."""
     _require_vocabulary_size(size, 256 + len(ROBERTA), "bytes")
-    tokenizer = _byte_pairs(texts, size, list(ROBERTA.values()), _LEAST_COUNT)
+    tokenizer = byte_pairs(texts, size, special=ROBERTA.values(), least=_LEAST_COUNT)
     return as_roberta(tokenizer.model, ROBERTA)
 
 
-def _byte_pairs(texts: Iterable[str], size: int, special: Sequence[str], least: int) -> Tokenizer:
+def byte_pairs(
+    texts: Iterable[str],
+    size: int,
+    *,
+    special: Iterable[str] = (),
+    least: int = 0,
+    blank_first: bool = False,
+) -> Tokenizer:
+    """Learn byte-level BPE.
+
+    Args:
+        size: Number of pieces: special ones, 256 bytes and merges.
+        special: Pieces with the first ids.
+        least: Rarer pairs are not merged.
+        blank_first: Whether the first word of a text has a preceding blank, as the others.
+    """
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=blank_first)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=size,

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
-from datamodules.text.learn import without_long_words
+from datamodules.text.learn import byte_pairs
 from datamodules.text.translation.bpe import Codes, joined
 from datamodules.text.translation.dictionary import Dictionary
 from datamodules.text.translation.moses import Moses
@@ -89,7 +89,8 @@ class Cutter:
         if self.method == "moses_bpe" and self.codes is None:
             return Cutter(**{**vars(self), "codes": Codes.learn(lines, num_merges).text})
         if self.method == "subwords":
-            return Cutter(**{**vars(self), "tokenizer": _learn_subwords(lines(), num_merges)})
+            learned = byte_pairs(lines(), _NUM_BYTES + num_merges, blank_first=True)
+            return Cutter(**{**vars(self), "tokenizer": learned.to_str()})
         return self
 
     def _moses(self, side: Side) -> Moses:
@@ -103,20 +104,6 @@ class Cutter:
     def _subwords(self) -> Any:
         tokenizer = tokenizers.Tokenizer.from_str(str(self.tokenizer))
         return tokenizer
-
-
-def _learn_subwords(lines: Iterable[str], num_merges: int) -> str:
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=_NUM_BYTES + num_merges,
-        initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(map(without_long_words, lines), trainer)
-    text: str = tokenizer.to_str()
-    return text
 
 
 @dataclass(frozen=True)
