@@ -477,11 +477,11 @@ def beginning(text: str, most: int) -> str:
     return line if len(line) <= most else f"{line[:most]} …"
 
 
-def length_line(lengths: np.ndarray[Any, Any], split: Any = None) -> str:
+def length_line(lengths: np.ndarray[Any, Any], split: Any = None, what: str = "lengths") -> str:
     """Return a line with minimum, median, 95th percentile and maximum, and the truncated count."""
     low, median, high, most = np.percentile(lengths, (0, 50, 95, 100)).astype(int)
     cut = getattr(split, "num_cut", 0)
-    text = f"lengths min {low}, median {median}, p95 {high}, max {most}"
+    text = f"{what} min {low}, median {median}, p95 {high}, max {most}"
     return f"{text}, truncated {cut}" if cut else text
 
 

@@ -13,22 +13,23 @@ import numpy as np
 from datamodules.core.base import SPLITS, Split
 from datamodules.core.cache import Cache, CacheWriter, ensure_cache
 from datamodules.core.division import Divided, divide
-from datamodules.core.files import expand, missing
+from datamodules.core.files import expand
 from datamodules.core.new_samples import NewSamples, new_spec
 from datamodules.core.own import (
     SHOWN_SAMPLES,
     AtPath,
     beginning,
     by_split,
+    length_line,
     split_of,
     warn_ignored,
 )
 from datamodules.text.choice import LEARNED, TokenChoice, Unit, VocabLimit
 from datamodules.text.segments import WindowSplit
-from datamodules.text.source import Block, ParquetText, PlainText, TextSource
+from datamodules.text.source import Block, ParquetText, PlainText, TextSource, text_files
 from datamodules.text.stream import TextStream
 from lit_probattn.base.arguments import Count, OnlyWith, checks_arguments
-from lit_probattn.base.errors import DataError, MissingDataError
+from lit_probattn.base.errors import DataError
 from lit_probattn.base.files import digest, fingerprint
 
 __all__ = ["DividedText", "OwnText"]
@@ -154,7 +155,7 @@ class OwnText(NewSamples, AtPath, Divided, TextStream):
         self.path, self.title = expand(self.given_path), self.given_path
         self._found: dict[str, TextSource] = {}
         self._new_text: Cache | None = None
-        self._files()  # raises errors of the path immediately
+        text_files(self.path, SUFFIXES)  # raises errors of the path immediately
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that determine the content of the cache."""
@@ -167,27 +168,13 @@ class OwnText(NewSamples, AtPath, Divided, TextStream):
 
     def sources(self) -> list[Path]:
         """Return the text files that are read."""
-        files = self._files()
+        files = text_files(self.path, SUFFIXES)
         return list(self._named(files).values()) or files
-
-    def _files(self) -> list[Path]:
-        if not self.path.exists():
-            raise missing(self.path)
-        if self.path.is_file():
-            return [self.path]
-        found = sorted(p for p in self.path.rglob("*") if p.suffix.lower() in SUFFIXES)
-        files = [p for p in found if p.is_file() and not p.name.startswith(".")]
-        if not files:
-            raise MissingDataError(
-                f"{self.path}: this folder contains no text; expected files ending in "
-                f"{', '.join(SUFFIXES)}"
-            )
-        return files
 
     def find(self) -> dict[str, TextSource]:
         """Return the splits: separate files, or parts of all files."""
         if not self._found:
-            files = self._files()
+            files = text_files(self.path, SUFFIXES)
             named = self._named(files)
             self._found = (
                 self._separate(named, files) if named else self._divided(list(map(_source, files)))
@@ -288,12 +275,8 @@ class OwnText(NewSamples, AtPath, Divided, TextStream):
         yield f"tokens: {self.units.unit}, vocabulary {len(self.vocabulary)}"
         for name in SPLITS:
             found, unknown = counts.found[name], counts.unknown[name]
-            lines = self._line_lengths(name)
-            low, median, high, most = np.percentile(lines, (0, 50, 95, 100)).astype(int)
-            yield (
-                f"{name}: {found} tokens, {len(self.split(name))} samples; tokens per line min "
-                f"{low}, median {median}, p95 {high}, max {most}"
-            )
+            lines = length_line(self._line_lengths(name), what="tokens per line")
+            yield f"{name}: {found} tokens, {len(self.split(name))} samples; {lines}"
             yield f"<unk> in {name}: {unknown} of {found} tokens ({100 * unknown / found:.2f} %)"
         tokens = self.cache.array("train_tokens")
         for first in np.linspace(0, max(0, len(tokens) - 4 * _SHOWN), SHOWN_SAMPLES).astype(int):

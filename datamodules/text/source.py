@@ -8,23 +8,42 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from datamodules.core.files import DAMAGED
-from lit_probattn.base.errors import DataError
+from datamodules.core.files import DAMAGED, missing
+from lit_probattn.base.errors import DataError, MissingDataError
 
-__all__ = ["Block", "ParquetText", "PlainText", "TextSource"]
+__all__ = ["Block", "ParquetText", "PlainText", "TextSource", "text_files"]
 
 _BLOCK_BYTES = 4 << 20
 # Limits memory: blocks are whole lines.
 MOST_LINE_BYTES = 64 << 20
 _BLOCK_ROWS = 16384
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+def text_files(path: Path, suffixes: Sequence[str]) -> list[Path]:
+    """Return the files at a path in order: the file itself, or the visible ones below a folder.
+
+    Raises:
+        MissingDataError: The path does not exist, or the folder has no files with these suffixes.
+    """
+    if not path.exists():
+        raise missing(path)
+    if path.is_file():
+        return [path]
+    found = sorted(p for p in path.rglob("*") if p.suffix.lower() in suffixes)
+    files = [p for p in found if p.is_file() and not p.name.startswith(".")]
+    if not files:
+        raise MissingDataError(
+            f"{path}: this folder contains no text; expected files ending in {', '.join(suffixes)}"
+        )
+    return files
 
 
 class Block(NamedTuple):

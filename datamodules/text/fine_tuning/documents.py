@@ -7,35 +7,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from datamodules.core.files import missing
 from datamodules.core.tables import read_utf8
-from lit_probattn.base.errors import MissingDataError
 
-__all__ = ["Division", "files_of", "is_heading", "read_documents", "sentences_of"]
+__all__ = ["SUFFIXES", "Division", "is_heading", "read_documents", "sentences_of"]
 
 Division = Literal["line", "blank_line", "heading", "file"]
-_SUFFIXES = (".txt", ".text", ".tokens", ".md")
+SUFFIXES = (".txt", ".text", ".tokens", ".md")
 _HEADING = re.compile(r"\s*=.*=\s*$")
 _END = re.compile(r"(?<=[.!?])(?:[\"”’')\]])?\s+(?=[\"“‘(]?\s?[A-Z0-9])")
 _LEAST_WORDS = 4
 _TITLE = re.compile(r"\s*= [^=].*[^=] =\s*$")  # of an article; `= = x = =` is a section title
-
-
-def files_of(path: Path) -> list[Path]:
-    """Return the text files at a path in order: the file itself, or the files of a folder.
-
-    Raises:
-        MissingDataError: There are no text files.
-    """
-    if path.is_file():
-        return [path]
-    if not path.is_dir():
-        raise missing(path)
-    found = sorted(p for p in path.rglob("*") if p.suffix.lower() in _SUFFIXES and p.is_file())
-    found = [file for file in found if not file.name.startswith(".")]
-    if not found:
-        raise MissingDataError(f"{path}: no files ending in {', '.join(_SUFFIXES)}")
-    return found
 
 
 def read_documents(files: Sequence[Path], division: Division) -> Iterator[list[str]]:

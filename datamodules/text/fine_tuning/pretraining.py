@@ -12,16 +12,13 @@ from datamodules.core.base import SPLITS, Split
 from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.division import Divided, divide
 from datamodules.core.files import expand
-from datamodules.core.own import AtPath, length_line
+from datamodules.core.own import AtPath, length_line, required_path
 from datamodules.core.packing import PackedTraining
 from datamodules.core.sequences import ragged_writer
-from datamodules.text.fine_tuning.documents import (
-    Division,
-    files_of,
-    read_documents,
-)
+from datamodules.text.fine_tuning.documents import SUFFIXES, Division, read_documents
 from datamodules.text.fine_tuning.encoded import EncodedTexts
 from datamodules.text.fine_tuning.sequences import DocumentSplit, MaskedCollate
+from datamodules.text.source import text_files
 from datamodules.text.tokens import Tokens
 from lit_probattn.base.arguments import checks_arguments, with_defaults
 from lit_probattn.base.errors import DataError
@@ -78,13 +75,11 @@ class PretrainingText(AtPath, Divided, PackedTraining, EncodedTexts):
     @property
     def folder(self) -> Path:
         """File or folder of the text."""
-        if not self.given_path:
-            raise DataError("path is not set; expected a text file or a folder of them")
-        return expand(self.given_path)
+        return required_path(self.given_path)
 
     def sources(self) -> list[Path]:
         """Return the text files and the files of a given tokeniser."""
-        return [*files_of(self.folder), *self.choice.files()]
+        return [*text_files(self.folder, SUFFIXES), *self.choice.files()]
 
     def must_name(self) -> dict[str, Any]:
         """Return the settings that a command needs to find the cache."""
@@ -104,7 +99,7 @@ class PretrainingText(AtPath, Divided, PackedTraining, EncodedTexts):
 
     def build(self, writer: CacheWriter) -> None:
         """Split the documents and tokenise their sentences."""
-        documents = list(read_documents(files_of(self.folder), self.documents))
+        documents = list(read_documents(text_files(self.folder, SUFFIXES), self.documents))
         if not documents:
             raise DataError(
                 f"{self.folder}: no documents; a document is {_DIVISION[self.documents]}"

@@ -11,9 +11,10 @@ import torch
 
 from datamodules import PretrainingText
 from datamodules.core.sequences import Ragged
-from datamodules.text.fine_tuning.documents import files_of, read_documents
+from datamodules.text.fine_tuning.documents import SUFFIXES, read_documents
 from datamodules.text.fine_tuning.sequences import DocumentSplit, _fit
 from datamodules.text.segments import IGNORE
+from datamodules.text.source import text_files
 from lit_probattn.base.errors import DataError, MissingDataError
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa"]
@@ -68,16 +69,16 @@ More of the same article stands here . \n\n = Two = \nAnother article is this on
 )
 def test_documents_are_what_is_asked_for(tmp_path, division, sizes):
     (tmp_path / "a.txt").write_text(TEXT)
-    documents = list(read_documents(files_of(tmp_path), division))
+    documents = list(read_documents([tmp_path / "a.txt"], division))
     assert [len(document) for document in documents] == sizes
     assert documents[0][0] == "A first sentence is here ."
 
 
 def test_text_that_is_missing_is_named(tmp_path):
     with pytest.raises(MissingDataError, match="nothing: no such file or folder"):
-        files_of(tmp_path / "nothing")
-    with pytest.raises(MissingDataError, match=r"no files ending in \.txt"):
-        files_of(tmp_path)
+        PretrainingText(path=str(tmp_path / "nothing")).sources()
+    with pytest.raises(MissingDataError, match=r"contains no text; expected files ending in \.txt"):
+        PretrainingText(path=str(tmp_path)).sources()
     with pytest.raises(DataError, match="path is not set"):
         _ = PretrainingText().folder
 
@@ -198,4 +199,4 @@ def test_the_cache_supports_other_lengths_and_tasks(data, tmp_path):
 def test_files_are_text_by_their_ending_in_any_case_and_not_hidden(tmp_path):
     for name in ("a.txt", "b.TXT", ".c.txt", "d.py"):
         (tmp_path / name).write_text("One sentence of some words.\n")
-    assert [path.name for path in files_of(tmp_path)] == ["a.txt", "b.TXT"]
+    assert [path.name for path in text_files(tmp_path, SUFFIXES)] == ["a.txt", "b.TXT"]
