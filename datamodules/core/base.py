@@ -347,7 +347,7 @@ class CachedDataModule(DataModule):
         raise NotImplementedError
 
     def must_name(self) -> dict[str, Any]:
-        """Return the required settings, which have no default."""
+        """Return the settings that a command needs to find the cache; unset ones are left out."""
         return {}
 
     @property
@@ -377,7 +377,8 @@ class CachedDataModule(DataModule):
             return found
         except DataError as error:
             command = f"lit-probattn data prepare {self.task}"
-            command += "".join(f" --{name} {value}" for name, value in self.must_name().items())
+            named = {name: x for name, x in self.must_name().items() if x not in (None, "")}
+            command += "".join(f" --{name} {value}" for name, value in named.items())
             command += f" --data_dir {self.data_dir}"
             if self._cache_is_named:
                 command += f" --cache_dir {self.cache_dir}"

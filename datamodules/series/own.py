@@ -98,9 +98,8 @@ class OwnSeries(SeriesData, OwnSamples):
         return {**super().settings(), **self._columns(), "reader_version": _READER_VERSION}
 
     def must_name(self) -> dict[str, Any]:
-        """Return the path of the training file and the columns that are set."""
-        given = {name: value for name, value in self._columns().items() if value is not None}
-        return {**super().must_name(), **given}
+        """Return the path of the training file and the columns."""
+        return {**super().must_name(), **self._columns()}
 
     # ---- reading -------------------------------------------------------------------------------
 

@@ -265,9 +265,8 @@ class LabelledTexts(TextTable):
             )
 
     def must_name(self) -> dict[str, Any]:
-        """Return the files and the settings that differ from their defaults."""
-        named = {name: value for name, value in self.columns.items() if value is not None}
-        return {**super().must_name(), **named, **self.choice.settings()}
+        """Return the files, the columns and the tokens."""
+        return {**super().must_name(), **self.columns, **self.choice.settings()}
 
     def cleaned(self, text: str) -> str:
         """Return a text as whole lines, each ended by a newline."""

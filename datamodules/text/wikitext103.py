@@ -69,9 +69,8 @@ class WikiText103(TextStream):
         return {"corpus": self.corpus, **super().settings()}
 
     def must_name(self) -> dict[str, Any]:
-        """Return the settings that identify the cache and differ from their defaults."""
-        given = {"corpus": self.corpus, **self._named}
-        return {k: v for k, v in given.items() if v is not None and v != "wikitext-103"}
+        """Return the corpus if it is not the default, and the tokens."""
+        return {"corpus": None if self.corpus == "wikitext-103" else self.corpus, **self._named}
 
     def find(self) -> dict[str, TextSource]:
         """Find the files of the release."""

@@ -83,9 +83,8 @@ class PretrainingText(AtPath, Divided, PackedTraining, EncodedTexts):
 
     def must_name(self) -> dict[str, Any]:
         """Return the settings that a command needs to find the cache."""
-        given = {"path": self.given_path or None, "documents": self.documents}
-        named = {**given, "tokenizer": self.choice.file}
-        return {name: value for name, value in named.items() if value is not None}
+        given = {"path": self.given_path, "documents": self.documents}
+        return {**given, "tokenizer": self.choice.file}
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that determine the content of the cache."""

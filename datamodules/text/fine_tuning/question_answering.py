@@ -121,13 +121,13 @@ class QuestionAnswering(NewSamples, AtPath, EncodedTexts):
 
     def must_name(self) -> dict[str, Any]:
         """Return the settings that a command needs to find the cache."""
-        given = {
-            "path": self.given_path or None,
+        return {
+            "path": self.given_path,
             "version": self.version,
             "tokenizer": self.choice.file,
+            "max_length": self.max_length,
+            "stride": self.stride,
         }
-        sizes = {"max_length": self.max_length, "stride": self.stride}
-        return {name: value for name, value in {**given, **sizes}.items() if value is not None}
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that determine the content of the cache."""

@@ -102,16 +102,11 @@ class TextPairs(EncodedTexts, TextTable):
         return {**super().settings(), "corpus": self.corpus, "max_length": self.max_length}
 
     def must_name(self) -> dict[str, Any]:
-        """Return the files and the settings that differ from their defaults."""
-        given = {**self.columns, "tokenizer": self.choice.file, "max_length": self.max_length}
-        named = {name: value for name, value in given.items() if value is not None}
+        """Return the corpus and the settings that a command needs to find the cache."""
+        named = {**self.columns, "tokenizer": self.choice.file, "max_length": self.max_length}
         if self.corpus == "own":
             return {**super().must_name(), **named}
-        return {
-            "corpus": self.corpus,
-            **({"path": self.given_path} if self.given_path else {}),
-            **named,
-        }
+        return {"corpus": self.corpus, "path": self.given_path, **named}
 
     def read(self, path: Path, labelled: bool = True) -> Rows:
         """Read a file."""

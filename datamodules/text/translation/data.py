@@ -196,7 +196,7 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
 
     def must_name(self) -> dict[str, Any]:
         """Return the path, which has no default."""
-        return {"path": self.path} if self.path else {}
+        return {"path": self.path}
 
     def sources(self) -> list[Path]:
         """Return the archive or the files."""
