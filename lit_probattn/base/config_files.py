@@ -134,16 +134,16 @@ def files_in(folder: str | Path) -> dict[str, Path]:
     """
     found: dict[str, Path] = {}
     for place in _places(Path(folder), Path()):
-        for path in _files_of(place):
+        for path in _files_of(place, "*.yaml"):
             if path.parent == place:
                 found.setdefault(path.name, path)
     return dict(sorted(found.items()))
 
 
-def _files_of(folder: Path) -> Iterator[Path]:
-    """Yield the files in a folder and its subfolders, then those of bundles."""
+def _files_of(folder: Path, pattern: str = "**/*.yaml") -> Iterator[Path]:
+    """Yield the files in a folder that match a pattern, then those of its bundles."""
     bundles = []
-    for path in _visible(folder.rglob("*.yaml"), folder):
+    for path in _visible(folder.glob(pattern), folder):
         if is_bundle(path):
             bundles.append(path)
         else:

@@ -195,6 +195,16 @@ def test_an_entry_of_a_bundle_is_a_file_by_name_and_by_path(folders):
     assert comment_of(two) == ["The second."]
 
 
+def test_a_missing_file_is_searched_in_its_folder_only(folders):
+    """The message does not depend on its subfolders, which can be the whole file system."""
+    work, _, _ = folders
+    write(work, "one.yaml", "trainer: {}\n")
+    (work / "deep").mkdir()
+    (work / "deep" / "damaged.bundle.yaml").write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match=r"^configuration file not found: onn\.yaml.*one\.yaml"):
+        read_yaml("onn.yaml")
+
+
 def test_what_a_bundle_says_stands_under_its_key(folders):
     _, first, _ = folders
     text = "under: model.init_args\none: {num_layers: 1}\n"
