@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lit_probattn.attention.cache import Cache, KVCache
-from lit_probattn.attention.draws import fresh_key
+from lit_probattn.attention.draws import fresh_key, philox_words
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.numerics import compute_dtype
 from lit_probattn.attention.packing import Packing
 from lit_probattn.base.graphs import Graph, is_symbol, is_transformed, written
 from lit_probattn.base.memory import device_type
-from lit_probattn.randomness import AttentionDropout, RandomKey
+from lit_probattn.randomness import STREAM_DROPOUT, AttentionDropout, RandomKey
 
 
 @dataclass(frozen=True)
@@ -277,3 +278,19 @@ def with_dropout(call: HeadCall, p: float) -> HeadCall:
     if not p:
         return call
     return replace(call, dropout=AttentionDropout(p, key_or_fresh(call.rng)))
+
+
+def pair_arguments(call: HeadCall) -> dict[str, Any]:
+    """Return masks, bias and dropout as arguments of the kernels."""
+    masks, dropout, draw = call.masks, call.dropout, None
+    if dropout is not None:
+        sizes = len(call.query), call.query.device
+        draw = philox_words(dropout.key, STREAM_DROPOUT, *sizes)
+    return {
+        "bias": masks.bias,
+        "key_mask": masks.key_mask,
+        "pair_mask": masks.attn_mask,
+        "is_causal": masks.is_causal,
+        "draw": draw,
+        "threshold": 0 if dropout is None else dropout.threshold,
+    }

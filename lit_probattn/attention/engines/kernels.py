@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.call import HeadCall
-from lit_probattn.attention.draws import philox_words
+from lit_probattn.attention.call import HeadCall, pair_arguments
 from lit_probattn.attention.variant import Layers, MapFunction, Scores, Variant
 from lit_probattn.base.torch_internals import constant_in_graphs
-from lit_probattn.randomness import STREAM_DROPOUT
 
 # Widest value head of these kernels: wider values of heads that share a map are split.
 WIDEST_IN_KERNEL = 128
@@ -141,19 +137,3 @@ def _refusal(
     if reason is None and device == "cuda":
         reason = failure(family, dtype, head_dims)
     return reason
-
-
-def pair_arguments(call: HeadCall) -> dict[str, Any]:
-    """Return masks, bias and dropout as arguments of the kernels."""
-    masks, dropout, draw = call.masks, call.dropout, None
-    if dropout is not None:
-        sizes = len(call.query), call.query.device
-        draw = philox_words(dropout.key, STREAM_DROPOUT, *sizes)
-    return {
-        "bias": masks.bias,
-        "key_mask": masks.key_mask,
-        "pair_mask": masks.attn_mask,
-        "is_causal": masks.is_causal,
-        "draw": draw,
-        "threshold": 0 if dropout is None else dropout.threshold,
-    }

@@ -7,8 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.call import HeadCall
-from lit_probattn.attention.engines.kernels import pair_arguments
+from lit_probattn.attention.call import HeadCall, pair_arguments
 from lit_probattn.attention.numerics import compute_dtype, repeat_heads
 from lit_probattn.attention.variant import Layers, MapFunction, Power, Scores, Variant
 
