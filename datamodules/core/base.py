@@ -32,6 +32,7 @@ from datamodules.core.loaders import (
     EvaluationOrders,
     TrainingLoader,
     TrainingOrders,
+    ignore_stop_signals,
 )
 from datamodules.core.order import EvaluationOrder, MicroSteps, TrainingOrder
 from datamodules.core.sequences import PadCollate
@@ -270,6 +271,7 @@ class DataModule(pl.LightningDataModule):
             batch_sampler=order,
             num_workers=self.num_workers,
             collate_fn=self.collate() if collate is None else collate,
+            worker_init_fn=ignore_stop_signals,
             persistent_workers=self.num_workers > 0,
             pin_memory=self._on_cuda(),
             # A separate generator: creating an iterator must not advance the global one.

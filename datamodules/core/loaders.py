@@ -8,6 +8,7 @@ so the DataLoader is wrapped here.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,11 +20,26 @@ from datamodules.core.packed_order import PackedOrder
 from datamodules.core.token_order import TokenBatchOrder, TokenEvaluationOrder
 from lit_probattn.base.errors import DataError
 
-__all__ = ["Batch", "EvaluationLoader", "EvaluationOrders", "TrainingLoader", "TrainingOrders"]
+__all__ = [
+    *("Batch", "EvaluationLoader", "EvaluationOrders", "TrainingLoader", "TrainingOrders"),
+    "ignore_stop_signals",
+]
 
 Batch = dict[str, Tensor]
 TrainingOrders = TrainingOrder | TokenBatchOrder | PackedOrder
 EvaluationOrders = EvaluationOrder | TokenEvaluationOrder
+
+
+def ignore_stop_signals(_worker: int) -> None:
+    """Ignore, in a loader process, the signals with which a training stops after its step.
+
+    A cluster sends them to all processes of a job, and the step may need further batches. The
+    training ends its loader processes through their queues, or by a second SIGTERM.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "SIGUSR1"):
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, _: signal.signal(number, signal.SIG_DFL))
 
 
 class _Loader:

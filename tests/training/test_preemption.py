@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -92,6 +93,26 @@ def test_sigterm_saves_this_step_and_ends(uninterrupted, tmp_path, monkeypatch, 
     assert not any(row.get("val/accuracy") for row in metrics(version)), "it ends there"
     run(command(tmp_path, "--ckpt_path", "last"))
     assert_equal_runs(version, uninterrupted)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_all_processes_of_a_job_saves_this_step(tmp_path, monkeypatch, capfd, number):
+    """SLURM and `kill -- -GROUP` also signal the loader processes, which the step still needs."""
+
+    def job() -> int:
+        os.setpgrp()
+        return main(command(tmp_path, "--data.num_workers", "1"))
+
+    def to_all(_: object) -> None:
+        os.killpg(0, number)
+        time.sleep(0.5)  # a loader process that ends is an error here
+
+    at_micro_batch(monkeypatch, 6, to_all)
+    assert in_child(job) == 128 + number
+    told = capfd.readouterr()
+    assert f"stopped by {number.name} after step 4; saved" in told.out
+    assert told.err.count(f"{number.name}: saving at the next optimiser step") == 1
+    assert newest_state(only_version(tmp_path))["global_step"] == 4
 
 
 def train_here(folder: Path) -> int:
