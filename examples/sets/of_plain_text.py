@@ -22,7 +22,8 @@ from jsonargparse import ArgumentParser
 from datamodules.core.division import check_shares, divide
 from datamodules.core.files import expand
 from datamodules.core.tables import read_utf8
-from datamodules.text.fine_tuning.documents import files_of, sentences_of
+from datamodules.text.fine_tuning.documents import SUFFIXES, sentences_of
+from datamodules.text.source import text_files
 from lit_probattn.base.errors import DataError, require_at_least
 from lit_probattn.base.files import replace_text
 
@@ -98,7 +99,11 @@ class MadeSet:
 
     def _paragraphs(self) -> list[list[str]]:
         """Return the sentences of each paragraph, each paragraph once, by their hash."""
-        lines = (line for path in files_of(self.text) for line in read_utf8(path).splitlines())
+        lines = (
+            line
+            for path in text_files(self.text, SUFFIXES)
+            for line in read_utf8(path).splitlines()
+        )
         texts = dict.fromkeys(" ".join(line.split()) for line in lines if not _HEADING.match(line))
         found = [sentences_of(text) for text in texts]
         long = [sentences for sentences in found if len(sentences) >= _LEAST_SENTENCES]
