@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.parts import __main__ as parts
-from tests.support.helpers import error_of
 from tests.support.paths import ROOT
 
 
@@ -39,5 +40,8 @@ def test_parts_are_resumed(tmp_path, monkeypatch, capsys):
     assert ran[-1] == "a"
 
 
-def test_a_part_that_does_not_exist_is_refused():
-    assert "parts does not exist" in error_of(["tests/parts", "parts"], parts.main, alone=False)
+def test_a_part_that_does_not_exist_is_refused(capsys):
+    with pytest.raises(SystemExit) as ended:
+        parts.main(["tests/parts", "parts"])
+    assert ended.value.code == 2
+    assert "parts does not exist" in capsys.readouterr().err
