@@ -8,9 +8,11 @@ so the DataLoader is wrapped here.
 
 from __future__ import annotations
 
+import atexit
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import WeakSet
 
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -47,17 +49,22 @@ class _Loader:
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.loader = loader
+        _loaders.add(self)
 
     def __iter__(self) -> Iterator[Batch]:
         try:
             yield from self.loader
         except DataError as error:
-            if self._iterator is not None:
-                self._iterator._shutdown_workers()  # otherwise it waits for five seconds
-                self._iterator = None
+            self.end_workers()  # otherwise it waits for five seconds
             # A worker process prepends its traceback; the last line is the message.
             kind, text = type(error), str(error.args[0]).strip().splitlines()[-1]
             raise DataError(text.removeprefix(f"{kind.__module__}.{kind.__name__}: ")) from None
+
+    def end_workers(self) -> None:
+        """End the loader processes."""
+        if self._iterator is not None:
+            self._iterator._shutdown_workers()
+            self._iterator = None
 
     # Lightning shuts the workers down through this attribute.
     @property
@@ -67,6 +74,15 @@ class _Loader:
     @_iterator.setter
     def _iterator(self, iterator: Any) -> None:
         self.loader._iterator = iterator
+
+
+_loaders: WeakSet[_Loader] = WeakSet()
+
+
+@atexit.register  # before multiprocessing, which sends one SIGTERM and waits
+def _end_workers() -> None:
+    for loader in list(_loaders):
+        loader.end_workers()
 
 
 class EvaluationLoader(_Loader):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -233,3 +235,17 @@ def test_steps_must_be_counted(tmp_path: Path) -> None:
 def test_predict_reads_the_chosen_split(tmp_path: Path) -> None:
     outputs = trainer(tmp_path).predict(Log(), datamodule=synthetic(predict_split="val"))
     assert torch.cat(outputs).tolist() == list(range(21))
+
+
+def test_a_script_ends_while_it_has_a_loader_with_processes() -> None:
+    """Loader processes ignore the one SIGTERM of multiprocessing, which then waits for them."""
+    code = """
+from datamodules import Synthetic
+
+data = Synthetic(num_workers=1)
+data.setup("fit")
+batches = iter(data.train_dataloader())
+print(len(next(batches)["inputs"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "32\n", "")
