@@ -115,9 +115,14 @@ def _as_typed(word: str) -> str:
 
 def shown_command(words: Iterable[str]) -> str:
     """Return a command as typed in a shell, with absolute paths reduced to their last part."""
-    parts = [word.rpartition("=") for word in words]  # also LABEL=/absolute/path
-    cut = [(*p[:2], Path(p[2]).name if Path(p[2]).is_absolute() else p[2]) for p in parts]
-    return shlex.join("".join(p) for p in cut)
+    return shlex.join(map(_shown, words))
+
+
+def _shown(word: str) -> str:
+    if Path(word).is_absolute():
+        return Path(word).name
+    label, equals, value = word.partition("=")  # LABEL=/absolute/path
+    return f"{label}={_shown(value)}" if equals else word
 
 
 def facts(command: str, device: str) -> dict[str, str]:
