@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
@@ -62,8 +62,7 @@ class SentenceSplit(Mapped):
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
         """Number of tokens of the longest side of each sample before truncation, (num_samples,)."""
-        longest: npt.NDArray[np.int64] = np.maximum.reduce([side.lengths for side in self._sides])
-        return longest
+        return reduce(np.maximum, (side.lengths for side in self._sides))
 
     @property
     def num_cut(self) -> int:
@@ -72,10 +71,8 @@ class SentenceSplit(Mapped):
 
     def batch_lengths(self, pad_multiple: int) -> Lengths:
         """Return the lengths of the first and the last side, which determine the batches."""
-        first, last = (
-            np.minimum(self._sides[place].lengths, self._max_length) for place in (0, -1)
-        )
-        return Lengths(first, last, pad_multiple, self._max_length)
+        lengths = [np.minimum(side.lengths, self._max_length) for side in self._sides]
+        return Lengths(lengths[0], lengths[-1], pad_multiple, self._max_length)
 
 
 @dataclass(frozen=True)

@@ -143,6 +143,12 @@ def test_a_long_sentence_is_cut_and_loses_its_end(data):
         assert (held_out[index].num_words == 0) == is_cut
 
 
+def test_lengths_of_sentences_are_in_memory_once(data):
+    """The training text has thirty million."""
+    lengths = data.batch_lengths("train")
+    assert lengths.source is lengths.target
+
+
 def test_own_text_is_divided_and_paragraphs_are_cut(tmp_path):
     parts = [
         f"= Title =\n\n  One {n} stands here . Another  one stands there .\n" for n in range(150)
