@@ -102,12 +102,13 @@ def head_call(
         bias = added if bias is None else bias + added
     if bias is not None:
         bias = bias.to(query.dtype)
-    keys = None
+    keys, batch_size = None, query.shape[0]
     if allowed is not None and allowed.dim() == 4 and allowed.shape[-1] == value.shape[2]:
         first = allowed[:, :1, :1]
-        if first.shape == allowed.shape or (look and bool((allowed == first).all())):
-            keys, allowed = first[:, 0, 0].expand(query.shape[0], -1), None
-    sizes = (query.shape[0], num_heads, query.shape[2], value.shape[2])
+        is_of_keys = first.shape == allowed.shape or (look and bool((allowed == first).all()))
+        if is_of_keys and first.shape[0] in (1, batch_size):
+            keys, allowed = first[:, 0, 0].expand(batch_size, -1), None
+    sizes = (batch_size, num_heads, query.shape[2], value.shape[2])
     masks = make_masks(*sizes, key_mask=keys, attn_mask=allowed, bias=bias, is_causal=is_causal)
     return HeadCall(query, key, value, masks, scale=scale, rng=rng, packing=packing)
 

@@ -282,6 +282,13 @@ ROWS = torch.tensor([0, N, 2 * N])  # a document is a row
             lambda: LF.softmax_attention(*heads_of(6, 6, 6), torch.ones(N, N).long()),
             "attn_mask has dtype torch.int64",
         ),
+        *(
+            (
+                lambda mask=mask: LF.softmax_attention(*heads_of(6, 6, 6), mask),
+                rf"attn_mask has shape \({B + 1}, 1, 1, {N}\), expected",
+            )
+            for mask in (torch.zeros(B + 1, 1, 1, N), torch.ones(B + 1, 1, 1, N).bool())
+        ),
     ],
 )
 def test_bad_calls(call, message):
