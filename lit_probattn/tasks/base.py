@@ -351,7 +351,8 @@ class Task(pl.LightningModule):
 
     def add_to_sums(self, *values: Tensor) -> None:
         """Add to the first sums of an evaluation, in float64."""
-        self._sums[: len(values)] += torch.stack([x.double() for x in values]).to(self._sums)
+        added = torch.stack([x.detach().double() for x in values])
+        self._sums[: len(values)] += added.to(self._sums)
 
     def summed(self) -> Tensor:
         """Return the sums of an evaluation over all ranks, (num_sums,) float64."""

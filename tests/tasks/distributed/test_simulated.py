@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -107,6 +108,16 @@ def test_scores_are_those_of_the_rows_of_all_ranks(name, monkeypatch):
     assert together == pytest.approx(whole, rel=1e-12)
     assert alone != pytest.approx(whole, rel=1e-3), "the first rank has seen its rows only"
     assert len(whole) > 2
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_an_evaluation_with_gradients_leaves_no_graph(name):
+    """A graph would keep the activations of the batch, and the task could not be copied."""
+    task, batch = MADE[name]()
+    task.evaluate(batch, "val")
+    task.reset_scores()
+    assert not task._sums.requires_grad
+    copy.deepcopy(task)
 
 
 @pytest.mark.parametrize("name", ["language_model", "translation"])
