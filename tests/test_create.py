@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+
 import pytest
 import torch
 import yaml
@@ -86,3 +88,18 @@ def test_what_is_wrong_is_one_line(call, expected):
     with pytest.raises(ConfigError, match=expected) as error:
         lit_probattn.create(*words, **options)
     assert "\n" not in str(error.value)
+
+
+def test_every_lazy_name_is_there():
+    for name in lit_probattn._LAZY:
+        assert name in dir(lit_probattn)
+        assert callable(getattr(lit_probattn, name))
+
+
+def test_a_second_layer_parses_few_sources(monkeypatch):
+    """A type given as text is evaluated for each option, from the parsed source of its module."""
+    lit_probattn.create("smgk", embed_dim=64)
+    parse, parsed = ast.parse, []
+    monkeypatch.setattr(ast, "parse", lambda text, *more: parsed.append(text) or parse(text, *more))
+    lit_probattn.create("smgk", embed_dim=64)
+    assert len([text for text in parsed if "class AttentionFactory" in text]) <= 4
