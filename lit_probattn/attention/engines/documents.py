@@ -61,8 +61,9 @@ def attend_to_documents(
     """
     packing, masks = call.packing, call.masks
     assert packing is not None
-    exact = not pads or (masks.is_causal and not packing.is_self)
-    groups = packing.groups(call.query.device, exact=exact)
+    # A causal mask aligns the last query of a call with its last key, also if both are padding.
+    aligned = not masks.is_causal or packing.bounds == packing.key_bounds
+    groups = packing.groups(call.query.device, exact=not (pads and aligned))
     hidden = masks.is_causal and has_scores
     parts = [compute(call_of(g, call, g.key_mask(masks.key_mask, hidden))) for g in groups]
     batch_size, num_queries = call.query.shape[0], call.query.shape[2]

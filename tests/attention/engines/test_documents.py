@@ -53,6 +53,26 @@ def key(ids=IDS):
     return RandomKey(5, step=2, sample_ids=ids)
 
 
+@pytest.mark.parametrize("name", sorted({*LAYERS} - {"linear"}))
+def test_equal_bounds_of_keys_are_grouped_as_in_self_attention(name, monkeypatch):
+    """Callers of `varlen_attn` pass both bounds in self-attention, too."""
+    layer, x = LAYERS[name]().double(), double(1, sum(LENGTHS), C)
+    asked = []
+
+    def groups(self, device, *, exact=False):
+        asked.append(exact)
+        return true(self, device, exact=exact)
+
+    true = Packing.groups
+    monkeypatch.setattr(Packing, "groups", groups)
+    outs = [
+        layer(x, x.clone(), cu_seqlens=BOUNDS, cu_seqlens_k=bounds, is_causal=True, rng=key())
+        for bounds in (BOUNDS, None)
+    ]
+    assert asked == [False, False]
+    assert torch.equal(*outs)
+
+
 @pytest.mark.parametrize("name", ["smgk, rotary", "prior per position", "fish"])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_rotary_priors_and_noise_begin_anew_in_every_document(name, is_causal):
