@@ -195,7 +195,9 @@ def test_experiment_runs_each_model_once_and_resumes(tmp_path, capsys, monkeypat
     assert main(command) == 0
     assert capsys.readouterr().out.count("already finished") == 3
     assert main([*command, "--report"]) == 0
-    assert "--shard: expected 0 <= i < n" in error_of([*command, "--shard", "2/2"], main)
+    assert "--shard: expected 0 <= i < n" in error_of(
+        [*command, "--shard", "2/2"], main, alone=False
+    )
 
 
 def test_perplexity_of_test_results():
