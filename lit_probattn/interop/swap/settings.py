@@ -188,8 +188,9 @@ class Settings:
         count = self.components if self.group_size > 1 else self.num_components
         named = {"num_components": count, "score": self.score}
         common = {**{n: v for n, v in named.items() if v is not None}, **common}
+        make = self._maker()  # importing a module may draw
         with _seeded(self.seed):
-            return self._maker()(embed_dim, num_heads, **common)
+            return make(embed_dim, num_heads, **common)
 
     def _maker(self) -> Callable[..., Attention]:
         if self.factory is not None:

@@ -12,6 +12,8 @@ from torch import nn
 
 import lit_probattn
 from lit_probattn.attention import Attention, MGKAttention
+from lit_probattn.base import allowed_code
+from lit_probattn.interop.swap.settings import Settings
 from tests.attention.own.alibi import ALiBiMGKAttention
 from tests.interop.swap.table import GROUPED, host_of
 from tests.support.slow import mostly_slow
@@ -184,3 +186,24 @@ def test_weights_that_would_be_lost_leave_the_model_as_it_was(change, heads):
     if change is adapted:  # what a variant with one key per head leaves alone
         _, report = lit_probattn.swap(model, "smgk", example=host.example)
         assert len(report.swapped) == 2
+
+
+def test_the_import_of_a_variant_does_not_change_the_start_of_its_layer(tmp_path, monkeypatch):
+    """The first layer is drawn from the seed as the second, when the module is loaded already."""
+    code = """
+import torch
+from lit_probattn.attention import SoftmaxAttention
+
+DRAWN = torch.rand(3)
+
+
+class Own(SoftmaxAttention):
+    pass
+"""
+    (tmp_path / "draws_at_import.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv(allowed_code.VARIABLE, "draws_at_import")
+    settings = Settings("draws_at_import.Own")
+    first, second = (settings.make_layer(12, 2) for _ in range(2))
+    for one, other in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(one, other)
