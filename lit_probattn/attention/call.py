@@ -70,6 +70,8 @@ class HeadCall:
         rng: identifies the draw of a variant's noise. With None the variant chooses.
         cache: decoding cache that key and value come from, including the new tokens.
         query_mask: real queries, (B, N) bool, for the M-step. None means all.
+        output_mask: queries whose output is needed, (B, N) bool; the output of others is 0. None
+            means all.
         first_query: position of the first query, if it does not follow from the cache.
         first_key: position of the first key, if the keys are a part of the keys of the masks. None
             means all keys.
@@ -94,6 +96,7 @@ class HeadCall:
     rng: RandomKey | None = None
     cache: Cache | None = None
     query_mask: Tensor | None = None
+    output_mask: Tensor | None = None
     first_query: int | None = None
     first_key: int | None = None
     num_terms: int = 0

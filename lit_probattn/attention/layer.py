@@ -16,7 +16,7 @@ from lit_probattn.attention.core import Core
 from lit_probattn.attention.cost.counting import Cost, Sizes
 from lit_probattn.attention.cost.own import of_scores
 from lit_probattn.attention.engines.table import LACKS_OF_CROSS_ATTENTION
-from lit_probattn.attention.masks import make_masks
+from lit_probattn.attention.masks import check_query_mask, make_masks
 from lit_probattn.attention.own.derived import DerivedCore, OwnVariant, takes_positions
 from lit_probattn.attention.packing import (
     Packing,
@@ -335,8 +335,9 @@ class Attention(RenamingModule):
             rng: identifies the draws of attention dropout and of a variant's noise. None draws a
                 new key from torch's generator.
             memory: keys, values and their mask, from `remember`.
-            query_mask: real queries, (B, N) bool, which an M-step counts. None means `key_mask` in
-                self-attention, else all.
+            query_mask: queries whose outputs are needed, (B, N) bool. At others, attention is 0
+                before the output projection, which saves time. An M-step counts these queries. None
+                computes all; an M-step then counts `key_mask` in self-attention, else all.
             cu_seqlens: bounds of packed documents over the B · N tokens, (D + 1,) integers, or a
                 `Packing` of them, built once per batch for all layers. Each document attends only
                 to itself, and its positions start at 0; `rng.sample_ids` contains one id per
@@ -370,7 +371,8 @@ class Attention(RenamingModule):
             named = {"key": key, "value": value, "key_mask": key_mask, "cache": cache}
             call = self._recall(query, memory, named, rng=rng, **masks)
         if query_mask is not None:
-            call = replace(call, query_mask=query_mask)
+            check_query_mask(query_mask, query)
+            call = replace(call, query_mask=query_mask, output_mask=query_mask)
         call = with_dropout(call, self.dropout if self.training else 0.0)
         heads = self.gate(self.core(call), query)
         result: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))

@@ -162,6 +162,20 @@ def make_masks(
     return Masks(num_queries, num_keys, key_mask, attn_mask, is_causal, bias)
 
 
+def check_query_mask(mask: Tensor, query: Tensor) -> None:
+    """Check a mask of queries.
+
+    Raises:
+        ValueError: it is not a boolean tensor (B, N) for queries (B, N, C).
+    """
+    _check_bool("query_mask", mask)
+    if mask.shape != query.shape[:2]:
+        raise ValueError(
+            f"query_mask has shape {tuple(mask.shape)}, expected (batch, queries) = "
+            f"{tuple(query.shape[:2])}"
+        )
+
+
 def _check_bool(name: str, mask: Tensor) -> None:
     if mask.dtype != torch.bool:
         raise ValueError(

@@ -64,7 +64,7 @@ class Classifier(nn.Module):
         x = self.embedding(inputs)  # (B, N, C), one more position with a class token
         if key_mask is not None and self.embedding.class_token is not None:
             key_mask = nn.functional.pad(key_mask, (1, 0), value=True)
-        x = self.encoder(x, key_mask=key_mask, rng=rng)  # (B, N, C)
+        x = self.encoder(x, key_mask=key_mask, query_mask=key_mask, rng=rng)  # (B, N, C)
         return self.head(x, key_mask)  # (B, num_classes)
 
 

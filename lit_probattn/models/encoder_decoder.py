@@ -213,7 +213,7 @@ class EncoderDecoder(nn.Module):
         table = self.tokens if self.source_tokens is None else self.source_tokens
         x = self._embed("source", source, table, self.source_positions)  # (B, S, C)
         key = None if rng is None else rng.fold(_ENCODER)
-        return self.encoder(x, key_mask=source_mask, rng=key)
+        return self.encoder(x, key_mask=source_mask, query_mask=source_mask, rng=key)
 
     def decode(
         self,

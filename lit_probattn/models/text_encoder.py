@@ -155,6 +155,8 @@ class TextEncoder(nn.Module):
     ) -> Tensor:
         """Return the output of the last block, (B, N, C), for token ids (B, N).
 
+        Padding does not attend: its outputs have no meaning.
+
         Args:
             inputs: token ids.
             key_mask: real tokens, (B, N). None means all.
@@ -183,4 +185,5 @@ class TextEncoder(nn.Module):
         elif token_types is not None:
             raise ValueError("received token_types, but the model has num_token_types=0")
         x = self.dropout(self.norm(embedded))  # (B, N, C)
-        return self.encoder(x, key_mask=key_mask, rng=rng, cu_seqlens=packing)  # (B, N, C)
+        masks: Any = {"key_mask": key_mask, "query_mask": key_mask, "cu_seqlens": packing}
+        return self.encoder(x, **masks, rng=rng)  # (B, N, C)

@@ -247,7 +247,8 @@ class Transformer(nn.Module):
             rng: key of attention dropout and noise; folded with each layer's index.
             caches: keys and values of earlier tokens, one cache per layer, from `new_caches`; `x`
                 follows them.
-            query_mask: real tokens, for M-steps, if `key_mask` is not needed.
+            query_mask: tokens whose outputs are needed, (B, N) bool; others do not attend, and
+                M-steps do not count them. None means all.
             memory: encoder memory of a decoder, (B, S, C), or its projections by `remember`.
             memory_mask: real positions of a memory that is a tensor, (B, S) bool.
             cu_seqlens: documents of an encoder's tokens, each of which attends to itself alone.

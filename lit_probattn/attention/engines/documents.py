@@ -21,10 +21,14 @@ def call_of(group: Group, call: HeadCall, key_mask: Tensor | None) -> HeadCall:
         own = group.key_of(dropout.key, packing.num_documents)
         assert own is not None
         dropout = replace(dropout, key=own)
-    query_mask = group.real_queries
-    if call.query_mask is not None:
-        counted = call.query_mask.flatten()[group.queries]
-        query_mask = counted if query_mask is None else counted & query_mask
+    real = group.real_queries
+
+    def gathered(mask: Tensor | None) -> Tensor | None:
+        if mask is None:
+            return real
+        own = mask.flatten()[group.queries]
+        return own if real is None else own & real
+
     size = group.queries.shape[1], group.keys.shape[1]
     return replace(
         call,
@@ -35,7 +39,8 @@ def call_of(group: Group, call: HeadCall, key_mask: Tensor | None) -> HeadCall:
         masks=Masks(*size, key_mask=key_mask, is_causal=call.masks.is_causal),
         dropout=dropout,
         rng=group.key_of(call.rng, packing.num_documents),
-        query_mask=query_mask,
+        query_mask=gathered(call.query_mask),
+        output_mask=gathered(call.output_mask),
         packing=None,
     )
 

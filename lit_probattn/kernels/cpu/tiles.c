@@ -15,7 +15,7 @@
    by SLACK.  Backward: from each row's maximum and inverse sum, which are stored separately because the logarithm of the sum
    is too coarse for scores of 1e8; one tile of keys at a time, so that gradients of keys and values are written once.
    Skipped without changing results: keys after the last real one, causally masked tiles, and in backward queries without a
-   gradient.
+   gradient.  Queries outside `query_mask` have output 0 and no gradient; tiles of them are skipped.
 
    An owner of maps is a head of a sample, or a sample if its heads share maps.
 
@@ -47,6 +47,8 @@ typedef struct {
     int64_t bias_strides[4];
     const uint8_t *key_mask;
     int64_t key_mask_strides[1];
+    const uint8_t *query_mask;
+    int64_t query_mask_strides[1];
     const uint8_t *pair_mask;
     int64_t pair_strides[4], causal;
     const int64_t *draw; /* two words of the key, then one per sample */
@@ -723,6 +725,8 @@ static void put(const Call *f, real *to, int64_t at, long stride, const real *fr
     }
 }
 
+INLINE int needed(const Call *f, int64_t b, int64_t i) { return !f->query_mask || f->query_mask[b * f->query_mask_strides[0] + i]; }
+
 /* Items are (owner, tile of queries). */
 int NAMED(tiles_forward)(const Call *f, int64_t from, int64_t to) {
     const int64_t H = f->heads, N = f->rows, L = f->cols, E = f->size, V = upto(f->value_size, 16), tiles = (N + TALL - 1) / TALL;
@@ -751,8 +755,10 @@ int NAMED(tiles_forward)(const Call *f, int64_t from, int64_t to) {
         for (int n = 0; n < heads * TALL; n++) m->top[n] = (real)-INFINITY;
         memset(m->total, 0, sizeof(real) * (size_t)(heads * TALL * VL));
         memset(m->out, 0, sizeof(real) * (size_t)(heads * TALL * V));
+        int some = 0;
+        for (int n = 0; n < count; n++) some |= needed(f, b, i + n);
         const int64_t seen = i + count + offset, stop = f->causal && seen < m->length ? seen : m->length;
-        for (int64_t j = 0; j < stop; j += WIDE) {
+        for (int64_t j = 0; some && j < stop; j += WIDE) {
             const int cols = least(L - j, WIDE);
             make_maps(m, f, b, i, j, count, cols, height, j / WIDE);
             for (int x = 0; x < heads; x++) {
@@ -768,8 +774,9 @@ int NAMED(tiles_forward)(const Call *f, int64_t from, int64_t to) {
         for (int x = 0; x < heads; x++)
             for (int n = 0; n < count; n++) {
                 const int64_t at = (b * H + h + x) * N + i + n;
-                const real total = added(load(m->total + (x * TALL + n) * VL)), top = m->top[x * TALL + n];
+                const real total = needed(f, b, i + n) ? added(load(m->total + (x * TALL + n) * VL)) : 0, top = m->top[x * TALL + n];
                 const real inverse = total == 0 ? 0 : 1 / total, factor = inverse * dropout_scale(f);
+                if (total == 0) memset(m->out + (x * TALL + n) * V, 0, sizeof(real) * (size_t)V);
                 f->top[at] = top == (real)-INFINITY ? 0 : top;
                 f->inverse[at] = inverse;
                 put(f, f->out, b * os[0] + (h + x) * os[1] + (i + n) * os[2], 0, m->out + (x * TALL + n) * V, V, 1, f->value_size, factor);
@@ -803,11 +810,12 @@ static double dot(const Call *f, const real *x, const real *y, int64_t size, int
     return sum;
 }
 
-/* delta = grad_out . out of a head's rows, and which tiles of queries have a gradient. */
+/* delta = grad_out . out of a head's rows, and which tiles of queries have a gradient: not those whose weights are all 0. */
 static void deltas(const Call *f, int64_t b, int64_t h, real *restrict delta, uint8_t *restrict wanted) {
     const int64_t gs = f->grad_strides[2], os = f->out_strides[2], rows = f->rows, size = f->value_size;
     const real *grads = place(f, f->grad_out, b * f->grad_strides[0] + h * f->grad_strides[1]);
     const real *outs = place(f, f->out, b * f->out_strides[0] + h * f->out_strides[1]);
+    const real *inverse = f->inverse + (b * f->heads + h) * rows;
     for (int64_t i = 0; i < rows; i += TALL) {
         int wants = 0;
         for (int64_t n = i; n < rows && n < i + TALL; n++) {
@@ -816,7 +824,7 @@ static void deltas(const Call *f, int64_t b, int64_t h, real *restrict delta, ui
             expect_row(f, g, gs, size);
             expect_row(f, o, os, size);
             delta[n] = (real)dot(f, g, o, size, &some);
-            wants |= some;
+            wants |= some && inverse[n] != 0;
         }
         wanted[i / TALL] = (uint8_t)wants;
     }

@@ -53,7 +53,8 @@ class Inputs(NamedTuple):
         bias: (1 or B, 1 or H, 1 or N, 1 or L).
         noise_scale: standard deviation of the noise of every map, or unit (`unit_noise`).
         first, first_bias, second: layers, (U, R), (U,) and (H, U); (H, R) only for a single layer.
-        key_mask: (B, L) bool. pair_mask: like the bias, bool.
+        key_mask: (B, L) bool. query_mask: (B, N) bool; the output at other queries is 0. pair_mask:
+            like the bias, bool.
         draw, noise: `draws.philox_words` for dropout and for noise, (2 + B,).
         kind: index in `Reduction`.
         heads: H.
@@ -77,6 +78,7 @@ class Inputs(NamedTuple):
     first_bias: Tensor | None
     second: Tensor | None
     key_mask: Tensor | None
+    query_mask: Tensor | None
     pair_mask: Tensor | None
     draw: Tensor | None
     noise: Tensor | None
@@ -125,6 +127,8 @@ class _Call(Block):
         *strides("bias:4"),
         *pointers("key_mask"),
         *strides("key_mask:1"),
+        *pointers("query_mask"),
+        *strides("query_mask:1"),
         *pointers("pair_mask"),
         *strides("pair_mask:4"),
         *numbers("causal"),
@@ -168,7 +172,8 @@ def _describe(call: Inputs, out: Tensor, sums: Tensor) -> _Call:
     block.threshold, block.first_row = call.threshold, call.first_row
     block.unit_noise, block.degree = call.unit_noise, call.degree
     block.hidden = 0 if call.first is None else call.first.shape[0]
-    for name in (*_HEADS, *_GRADS[3:], *_MIXING, "key_mask", "pair_mask", "draw", "noise"):
+    masks = ("key_mask", "query_mask", "pair_mask")
+    for name in (*_HEADS, *_GRADS[3:], *_MIXING, *masks, "draw", "noise"):
         block.read(name, getattr(call, name))
     block.put("out", out)
     block.put("top", sums[0])

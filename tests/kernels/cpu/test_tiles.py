@@ -1,6 +1,7 @@
 """Attention by tiles: every form, mask and edge of a tile against its equation in float64."""
 
 import itertools
+import math
 import os
 import platform
 import random
@@ -18,6 +19,7 @@ from lit_probattn.attention.draws import normal_noise, philox_words
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.numerics import first_maximum
 from lit_probattn.kernels.cpu import library, selftest
+from lit_probattn.kernels.cpu.structure import TALL
 from lit_probattn.kernels.cpu.tiles import KINDS, MOST, Inputs, attend
 from lit_probattn.randomness import STREAM_DROPOUT, STREAM_NOISE, AttentionDropout, RandomKey
 from tests.support.slow import mostly_slow
@@ -81,7 +83,8 @@ def equation(call, masks, dropout, key):
     if dropout is not None:
         weights = weights * dropout.keep(BATCH, heads, range(rows), range(cols), CPU)
         weights = weights * dropout.scale
-    return weights @ every(call.value, heads)
+    out = weights @ every(call.value, heads)
+    return out if call.query_mask is None else out * call.query_mask[:, None, :, None]
 
 
 def made(form, rows, cols, seed, dtype, **options):
@@ -129,6 +132,9 @@ def made(form, rows, cols, seed, dtype, **options):
         fields["key_mask"][1, cols // 3 :] = False
         if options["padded"] == "all":
             fields["key_mask"][0] = False
+    if options.get("unneeded"):
+        fields["query_mask"] = torch.rand(BATCH, rows, generator=generator) < 0.7
+        fields["query_mask"][1, rows // 4 :] = False
     dropout = AttentionDropout(0.3, KEY) if options["dropped"] else none
     if dropout is not None:
         fields["draw"] = philox_words(KEY, STREAM_DROPOUT, BATCH, CPU)
@@ -188,7 +194,16 @@ OPTIONS = st.fixed_dictionaries(
         "padded": st.sampled_from([None, "some", "all"]),
         **{
             name: st.booleans()
-            for name in ("shared", "coef", "terms", "noise", "pairs", "dropped", "causal")
+            for name in (
+                "shared",
+                "coef",
+                "terms",
+                "noise",
+                "pairs",
+                "dropped",
+                "causal",
+                "unneeded",
+            )
         },
     }
 )
@@ -370,6 +385,28 @@ def test_a_unit_that_is_exactly_zero_has_no_gradient(sizes):
     for grad in grads:
         assert not grad[0].any()
         assert grad[1:].any()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_queries_that_are_not_needed_have_no_effect(form):
+    """They are NaN. Tiles of them are skipped: a product would spread NaN to keys and values."""
+    options = dict.fromkeys(("shared", "coef", "noise", "padded", "pairs", "causal"), False)
+    options |= {"heads": 2, "groups": 1, "size": 5, "wide": 7, "many": 2, "terms": True}
+    call, *_ = made(form, 3 * TALL, 140, 0, torch.float32, **options, dropped=True)
+    needed = torch.arange(3 * TALL).expand(BATCH, -1) // TALL == torch.tensor([[0], [2]])
+
+    def hiding(needed):
+        query = torch.where(needed[:, None, :, None], call.query.detach(), math.nan)
+        return call._replace(query=query.requires_grad_(), query_mask=needed)
+
+    tiled = hiding(needed)
+    grads = torch.autograd.grad(attend(tiled).sum(), (tiled.query, tiled.key, tiled.value))
+    assert all(grad.isfinite().all() for grad in grads)
+    _, sums = torch.ops.lit_probattn.tiles(*call._replace(query_mask=needed))
+    assert ((sums[0] != 0) == needed[:, None]).all()  # the largest scores of computed tiles
+    needed = needed & (torch.arange(3 * TALL) % 3 > 0)
+    out = attend(hiding(needed))
+    assert (out.isfinite() & ((out != 0) == needed[:, None, :, None])).all()
 
 
 @pytest.mark.parametrize("threads", mostly_slow([2, 3, 5], [3]))
