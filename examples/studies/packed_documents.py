@@ -1,9 +1,9 @@
 """Time and memory of an encoder's forward and backward pass with packed and padded documents.
 
 A case D x N has D documents with lengths drawn uniformly from N · shortest to N; the longest has N.
-Padded documents are a batch (D, N) with a key mask. Packed documents are one row without padding,
-regrouped by length in each layer. The model is a Transformer with bidirectional self-attention, by
-default with the sizes of the ListOps task.
+Padded documents are a batch (D, N) with a mask of keys and queries. Packed documents are one row
+without padding, regrouped by length in each layer. The model is a Transformer with bidirectional
+self-attention, by default with the sizes of the ListOps task.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def made(variant: str, options: argparse.Namespace) -> Transformer:
 def step(model: Transformer, x: Tensor, mask: Tensor | None, bounds: Tensor | None) -> None:
     """Run forward and backward; padding has no gradient."""
     packing = None if bounds is None else Packing(bounds)
-    out = model(x, key_mask=mask, cu_seqlens=packing)
+    out = model(x, key_mask=mask, query_mask=mask, cu_seqlens=packing)
     (out if mask is None else out[mask]).square().sum().backward()
     model.zero_grad(set_to_none=True)
 
