@@ -46,18 +46,11 @@ def attend(call: HeadCall, variant: Variant, backend: str = "auto", kind: str = 
         no_rows = variant.has_scores and call.query.shape[2] == 0
         reads = call.cache is not None and backend == "auto" and not no_rows
         if reads and reads_parts(call, variant):
-            return _masked(by_parts(call, variant), call)
+            return by_parts(call, variant).to(call.query.dtype)
         name = choose(variant, backend, call, kind)
         name = "reference" if no_rows else name  # other engines have no block of zero rows
         engine = engines_of(variant)[name]
-        out = engine.compute(call, variant)
-        return out.to(call.query.dtype) if engine.skips_queries else _masked(out, call)
-
-
-def _masked(out: Tensor, call: HeadCall) -> Tensor:
-    """Return the output of a call in its dtype, 0 at queries outside `output_mask`."""
-    mask, out = call.output_mask, out.to(call.query.dtype)
-    return out if mask is None else out.masked_fill(~mask[:, None, :, None], 0.0)
+        return engine.compute(call, variant).to(call.query.dtype)
 
 
 def engines_of(variant: Variant | type[Variant]) -> Mapping[str, Engine]:

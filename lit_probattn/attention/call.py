@@ -70,8 +70,8 @@ class HeadCall:
         rng: identifies the draw of a variant's noise. With None the variant chooses.
         cache: decoding cache that key and value come from, including the new tokens.
         query_mask: real queries, (B, N) bool, for the M-step. None means all.
-        output_mask: queries whose output is needed, (B, N) bool; the output of others is 0. None
-            means all.
+        output_mask: queries whose output is needed, (B, N) bool; that of others is not used, and an
+            engine may skip it. None means all.
         first_query: position of the first query, if it does not follow from the cache.
         first_key: position of the first key, if the keys are a part of the keys of the masks. None
             means all keys.

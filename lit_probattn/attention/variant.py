@@ -57,14 +57,12 @@ class Engine:
             replaced by the option that requires the feature.
         limits: largest sizes, by the names of `Variant.sizes`.
         missing: returns why the engine cannot run here ("cannot …"): device, compiler, self-test.
-        skips_queries: whether it applies the call's `output_mask` itself.
     """
 
     compute: Callable[[HeadCall, Any], Tensor]
     lacks: Mapping[str, str] = field(default_factory=dict)
     limits: Mapping[str, int] = field(default_factory=dict)
     missing: Callable[[HeadCall, Any], str | None] = lambda call, variant: None
-    skips_queries: bool = False
 
 
 def first_lack(needs: Mapping[str, str], lacks: Mapping[str, str]) -> str | None:

@@ -80,7 +80,6 @@ NORMAL_FORM: Mapping[str, Engine] = {
         },
         limits={"components": 16, "global maps": 16, "hidden units": 16},
         missing=missing_library,
-        skips_queries=True,
     ),
     "flex": Engine(
         lowered(by_flex),
