@@ -1,9 +1,9 @@
-"""Time and memory of an encoder's forward and backward pass with packed and padded documents.
+"""Time and memory of an encoder's forward and backward pass with padded and packed documents.
 
 A case D x N has D documents with lengths drawn uniformly from N · shortest to N; the longest has N.
-Padded documents are a batch (D, N) with a mask of keys and queries. Packed documents are one row
-without padding, regrouped by length in each layer. The model is a Transformer with bidirectional
-self-attention, by default with the sizes of the ListOps task.
+Padded documents are a batch (D, N) with a mask of keys, and of queries unless every query is
+computed. Packed documents are one row without padding, regrouped by length in each layer. The model
+is a Transformer with bidirectional self-attention, by default with the sizes of the ListOps task.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lit_probattn.base.errors import ConfigError
 from lit_probattn.models.transformer import Transformer
 from profiling.study import Report, add_timing, backend_of, command, measure_sides, shown
 
-PADDED, PACKED = "padded", "packed"
+PADDED, EVERY_QUERY, PACKED = "padded", "padded, every query", "packed"
 
 
 def lengths_of(case: str, shortest: float) -> Tensor:
@@ -52,10 +52,17 @@ def made(variant: str, options: argparse.Namespace) -> Transformer:
     return Transformer(attention, head_dim=options.head_dim, **sizes)
 
 
-def step(model: Transformer, x: Tensor, mask: Tensor | None, bounds: Tensor | None) -> None:
+def step(
+    model: Transformer,
+    x: Tensor,
+    *,
+    mask: Tensor | None = None,
+    every_query: bool = False,
+    bounds: Tensor | None = None,
+) -> None:
     """Run forward and backward; padding has no gradient."""
     packing = None if bounds is None else Packing(bounds)
-    out = model(x, key_mask=mask, query_mask=mask, cu_seqlens=packing)
+    out = model(x, key_mask=mask, query_mask=None if every_query else mask, cu_seqlens=packing)
     (out if mask is None else out[mask]).square().sum().backward()
     model.zero_grad(set_to_none=True)
 
@@ -68,7 +75,7 @@ def largest_difference(model: Transformer, x: Tensor, mask: Tensor, bounds: Tens
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Time packed and padded documents for all cases and variants."""
+    """Time padded and packed documents for all cases and variants."""
     rows, worst = [], 0.0
     for case in options.cases:
         lengths = lengths_of(case, options.shortest)
@@ -80,8 +87,9 @@ def run(options: argparse.Namespace) -> Report:
             model = made(variant, options).to(x.device).eval()
             worst = max(worst, largest_difference(model, x, mask, bounds))
             sides: dict[str, Callable[[], object]] = {
-                PADDED: partial(step, model, x, mask, None),
-                PACKED: partial(step, model, x[mask][None], None, bounds),
+                PADDED: partial(step, model, x, mask=mask),
+                EVERY_QUERY: partial(step, model, x, mask=mask, every_query=True),
+                PACKED: partial(step, model, x[mask][None], bounds=bounds),
             }
             backends = {name: backend_of(side) for name, side in sides.items()}
             times = measure_sides(sides, options, lambda _: {"padded": PADDED})
