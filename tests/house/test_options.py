@@ -1,10 +1,11 @@
-"""Every option of a task, model, layer or command is a line of `options.txt` that was reviewed.
+"""Every option of a task, model or layer is a line of `options.txt` that was reviewed.
 
     python -m tests.house.test_options    # write the file
 
 An option is listed where it is declared: tasks and models take those of their parts, and layers
 those of records (`by_name`), which are listed as `options`; one with another default than its
-part's is listed with it. The options of commands are tested with the stored help texts.
+part's is listed with it. Those of commands are reviewed in `lit_probattn/commands/help`, which
+`tests/commands/test_program.py` compares with the parsers.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import ast
 import importlib
 import inspect
 import pkgutil
-import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
@@ -22,10 +22,8 @@ from types import FunctionType
 
 from lit_probattn import attention, models, tasks
 from lit_probattn.attention.mgk.annealing import NormAnnealing
-from tests.commands.help_texts import FOLDER
 
 FILE = Path(__file__).parent / "options.txt"
-_FLAG = re.compile(r"^ {2,8}(?:-\w(?: \w+)?, )?(--[\w.]+)", re.MULTILINE)
 
 
 def declared(kind: str, cls: type) -> Iterator[str]:
@@ -82,12 +80,7 @@ def classes_of(package: object) -> Iterator[type]:
 
 def options() -> list[str]:
     """Return all options, sorted."""
-    lines = {
-        f"command {path.stem} {flag}"
-        for path in FOLDER.glob("*.txt")
-        for flag in _FLAG.findall(path.read_text(encoding="utf-8"))
-        if not flag.startswith("--trainer.")  # which are Lightning's
-    }
+    lines: set[str] = set()
     layers = [attention.Attention, *attention.variants().values()]
     for kind, found in (
         ("layer", layers),
