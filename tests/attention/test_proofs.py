@@ -1,74 +1,114 @@
-"""What the proofs of deletion and addition rest on; the proofs themselves are commands."""
+"""A variant owns all code that names it; one is added by a file, a configuration and a line."""
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from lit_probattn.attention.own.contract import CHECKS, EMBED, HEAD
-from tests.attention.addition_proof import LINE, add
-from tests.attention.deletion_proof import REMOVALS, mentions, remove, without_block
+from lit_probattn.base.processes import capture
 from tests.attention.variants import keep_in_blocks
 from tests.support.cosine import CosineAttention
 from tests.support.paths import ROOT
 from tests.support.slow import mostly_slow
 
-FEW = ("lit_probattn/attention", "configs/attention", "configs/reproduce")
-FEW += (
-    "tests/attention",
-    "tests/bad_inputs",
-    "tests/house",
-    "docs",
-    "lit_probattn/functional",
-    "tests/functional",
-)
-# In the copies that the proofs make, a variant is gone or has come.
-THERE = [name for name, what in REMOVALS.items() if (ROOT / what.files[0]).is_file()]
-COSINE = ROOT / "lit_probattn/attention/cosine.py"
+# What names a variant in code and configurations, and where beside its own files: a line each.
+NAMES = {
+    "polynomial": (
+        r"Polynomial(Attention|Core)|attention[./]polynomial|polynomial\.yaml|polynomial_scores",
+        ["configs/reproduce/value_aware_table2.yaml", "lit_probattn/attention/__init__.pyi"],
+    ),
+    "ast": (
+        r"AST(Attention|Core)|lit_probattn[./]attention[./]ast\b|attention/ast\.yaml|test_ast\b",
+        ["configs/reproduce/fish_ast.yaml", "lit_probattn/attention/__init__.pyi"],
+    ),
+}
+CODE = ("lit_probattn", "profiling", "datamodules", "tests", "configs", "Makefile")
+# Classes that the package does not have, by the names of their presets.
+ADDED = {
+    "cosine": ("CosineAttention", "tests/support/cosine.py"),
+    "alibi_mgk": ("ALiBiMGKAttention", "tests/attention/own/alibi.py"),
+}
+CONFIG = """\
+model:
+  init_args:
+    attention:
+      class_path: lit_probattn.attention.{cls}
+      init_args:
+        num_heads: 4
+        dropout: 0.0
+"""
 
 
 @pytest.fixture
-def copy(tmp_path):
-    """The part of the repository that the proofs change."""
-    for name in FEW:
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "README.md", tmp_path)
+def clone(tmp_path):
+    """The last commit."""
+    subprocess.run(["git", "clone", "-q", "--local", str(ROOT), str(tmp_path)], check=True)
     return tmp_path
 
 
-@pytest.mark.parametrize("name", THERE)
-def test_what_is_listed_is_there_and_nothing_else_names_the_variant(name, copy):
-    told = remove(copy, REMOVALS[name])
-    assert len([line for line in told if line.startswith("file ")]) == 5
-    assert mentions(copy, REMOVALS[name]) == []
-    with pytest.raises((ValueError, FileNotFoundError)):
-        remove(copy, REMOVALS[name])
+def assert_tests_pass(clone: Path, *words: str) -> None:
+    """Run fast tests of a changed clone."""
+    code = (
+        "import sys, lit_probattn, pytest; assert lit_probattn.__file__.startswith(sys.argv[1]);"
+        "raise SystemExit(pytest.main(sys.argv[2:]))"
+    )
+    flags = ["-o", "addopts=", "-p", "no:cacheprovider", "-q", "-m", "not slow"]
+    environment = {**os.environ, "PYTHONPATH": str(clone)}
+    command = [sys.executable, "-c", code, str(clone), *flags, *words]
+    done = capture(command, cwd=clone, env=environment)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("name", THERE)
-def test_no_code_outside_the_copy_names_the_variant(name):
-    own = {*REMOVALS[name].files, *REMOVALS[name].lines, *REMOVALS[name].blocks}
-    files = {mention.rpartition(":")[0] for mention in mentions(ROOT, REMOVALS[name])}
-    assert files <= own
+def own_files(name: str) -> set[str]:
+    """Return the three files of a variant, and those of its functional form."""
+    places = ("lit_probattn/attention/", "lit_probattn/functional/")
+    tests = ("tests/attention/test_", "tests/functional/test_")
+    return {f"{place}{name}.py" for place in (*places, *tests)} | {f"configs/attention/{name}.yaml"}
 
 
-def test_a_block_goes_with_what_is_below_it():
-    text = "rows:\n  a:\n    x: 1\n  b:\n    x: 2\n\n    y: 3\n  c: 4\nend: 5\n"
-    assert without_block(text, "b") == "rows:\n  a:\n    x: 1\n  c: 4\nend: 5\n"
-    assert without_block(text, "rows") == "end: 5\n"
+def lines_that_name(pattern: str) -> list[str]:
+    """Return the file of each line of code and configurations that has a pattern, but of this."""
+    return [
+        path.relative_to(ROOT).as_posix()
+        for name in CODE
+        for path in ([ROOT / name] if (ROOT / name).is_file() else sorted((ROOT / name).rglob("*")))
+        if path.suffix in (".py", ".pyi", ".yaml", ".csv", ".json", "") and path.is_file()
+        if path != Path(__file__)
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if re.search(pattern, line)
+    ]
 
 
-@pytest.mark.skipif(COSINE.is_file(), reason="the variant is in the package already")
-def test_a_variant_is_three_files_and_one_line(copy):
-    before = {path: path.read_bytes() for path in copy.rglob("*.*") if path.is_file()}
-    add(copy)
-    changed = [path for path, text in before.items() if path.read_bytes() != text]
-    added = {path for path in copy.rglob("*.*") if path.is_file()} - set(before)
-    assert [path.name for path in changed] == ["__init__.pyi"]
-    assert changed[0].read_text(encoding="utf-8").replace(LINE, "") == before[changed[0]].decode()
-    assert len(added) == 3
+@pytest.mark.parametrize("name", NAMES)
+def test_no_code_but_a_variants_own_names_it(name):
+    pattern, places = NAMES[name]
+    own, found = own_files(name), lines_that_name(pattern)
+    assert all((ROOT / path).is_file() for path in own)
+    assert own & {*found}
+    assert sorted(path for path in found if path not in own) == places
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", ADDED)
+def test_a_variant_is_a_file_a_configuration_and_a_line(name, clone):
+    """The contract and the tests of engines and configurations find it by themselves."""
+    cls, source = ADDED[name]
+    shutil.copy(ROOT / source, clone / f"lit_probattn/attention/{name}.py")
+    (clone / f"configs/attention/{name}.yaml").write_text(CONFIG.format(cls=cls))
+    with (clone / "lit_probattn/attention/__init__.pyi").open("a") as init:
+        init.write(f"from lit_probattn.attention.{name} import {cls} as {cls}\n")
+    places = ("attention/test_contract.py", "attention/engines", "house/test_configs.py")
+    chosen = ("-k", f"{name} or {cls}")
+    assert_tests_pass(clone, *(f"tests/{place}" for place in places), *chosen)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from lit_probattn.base.torch_internals import TorchDispatchMode
-from tests.attention.deletion_proof import left
 from tests.functional.written_table import inputs, layer_of
 from tests.support.slow import mostly_slow
 
@@ -23,22 +22,19 @@ HOLDERS = [
     ("philox_words", "smgk", "auto"),
     ("random_features", "favor", "auto"),
 ]
-HOLDERS = left(HOLDERS)
 CASES = [
     *((*holder, False) for holder in HOLDERS),
     *((*holder, True) for holder in HOLDERS if holder[0] in ("tiles", "philox_words")),
 ]
 # With the tensors that may be missing; the slow cases are without.
-FAST = left(
-    [
-        ("tiles", "smgk", "auto", True),
-        ("entmax", "ast", "auto", False),
-        ("keep_pairs", "ast", "auto", False),
-        ("normal_noise", "fish", "auto", False),
-        ("philox_words", "smgk", "auto", True),
-        ("random_features", "favor", "auto", False),
-    ]
-)
+FAST = [
+    ("tiles", "smgk", "auto", True),
+    ("entmax", "ast", "auto", False),
+    ("keep_pairs", "ast", "auto", False),
+    ("normal_noise", "fish", "auto", False),
+    ("philox_words", "smgk", "auto", True),
+    ("random_features", "favor", "auto", False),
+]
 CHECKS = (
     "test_schema",
     "test_autograd_registration",

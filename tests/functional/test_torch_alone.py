@@ -13,7 +13,6 @@ import pytest
 
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.kernels import package
-from tests.attention.deletion_proof import left
 from tests.support.paths import ROOT
 
 # Installed by torch itself.
@@ -111,7 +110,7 @@ def test_attention_needs_torch_alone_under_any_name(tmp_path):
     first, copied, names, values, _, asked, heavy = done.stdout.splitlines()
     assert values == copied
     packages = re.findall(r"\w+ needs the package (\w+)", values)
-    assert packages == ["entmax" for _ in left(["ast"])]
+    assert packages == ["entmax"]
     assert "'SoftmaxAttention': " in values
     assert re.search(r"'lit_probattn_[0-9a-f]{8}'", names)
     assert "'lit_probattn'" not in names

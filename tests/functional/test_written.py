@@ -15,7 +15,6 @@ import torch
 import lit_probattn
 from lit_probattn import functional as LF
 from lit_probattn.randomness import RandomKey
-from tests.attention.deletion_proof import left
 from tests.functional.written_table import (
     FORMS,
     LARGEST,
@@ -34,7 +33,7 @@ from tests.support.slow import mostly_slow
 
 CELLS = [(form, name, size) for form, name, size in product(FORMS, PUBLIC, SIZES)]
 CELLS = [cell for cell in CELLS if cell[2] <= LARGEST.get(cell[:2], cell[2])]
-CELLS += left((form, "ast", 160) for form in ("export", "compile"))  # some blocks
+CELLS += [(form, "ast", 160) for form in ("export", "compile")]  # some blocks
 CELLS += [(form, name, 512) for form, name in product(FORMS, PRESETS)]
 # Every form; ONNX takes seconds.
 FAST_CELLS = [
@@ -43,7 +42,6 @@ FAST_CELLS = [
     ("export_dynamic", "smgk", 32),
     ("onnx", "fish", 32),
 ]
-FAST_CELLS = left(FAST_CELLS)
 
 
 @pytest.mark.parametrize(("form", "name", "size"), mostly_slow(CELLS, FAST_CELLS))
@@ -63,8 +61,8 @@ def own_operators(program):
 @pytest.mark.parametrize(
     ("name", "train"),
     mostly_slow(
-        product(left(["smgk", "fish", "ast", "mgk_hard_e", "favor"]), [False, True]),
-        left([("ast", False)]),
+        product(["smgk", "fish", "ast", "mgk_hard_e", "favor"], [False, True]),
+        [("ast", False)],
     ),
 )
 def test_an_exported_program_holds_pytorchs_operators_only(name, train, monkeypatch):
@@ -175,7 +173,7 @@ def test_a_backend_that_is_no_operation_of_pytorch_is_refused():
         FORMS["export_dynamic"](layer, 32)
 
 
-@pytest.mark.parametrize("name", mostly_slow(PUBLIC, left(["smgk", "mgk_hard_e", "ast", "linear"])))
+@pytest.mark.parametrize("name", mostly_slow(PUBLIC, ["smgk", "mgk_hard_e", "ast", "linear"]))
 def test_transforms_of_torch_func(name):
     layer, x = layer_of(name).double(), inputs(10, 1).double()
     tangent = inputs(10, 2).double()
@@ -201,7 +199,7 @@ def test_nested_heads_are_refused():
         LF.softmax_attention(heads, heads, heads)
 
 
-@pytest.mark.parametrize("name", mostly_slow(PUBLIC, left(["smgk", "mgk_hard_e", "fish", "ast"])))
+@pytest.mark.parametrize("name", mostly_slow(PUBLIC, ["smgk", "mgk_hard_e", "fish", "ast"]))
 def test_second_derivatives_are_right_or_refused(name):
     layer, x = layer_of(name).double(), inputs(10, 1).double()
     direction = inputs(10, 2).double()
@@ -250,6 +248,6 @@ def test_memory_alone_is_asked_in_one_place():
 
 
 def test_every_public_variant_is_here():
-    assert len(PUBLIC) == 34 + len(left(["polynomial", "ast"]))
+    assert len(PUBLIC) == 36
     assert len(PRESETS) == 36
     assert set(PUBLIC) | set(PRESETS) == set(lit_probattn.list_attention())

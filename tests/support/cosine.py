@@ -1,6 +1,6 @@
-"""Cosine attention: a variant that the package does not have, for the proof that it could.
+"""Cosine attention: a variant that the package does not have, to be added by tests.
 
-`python -m tests.attention.addition_proof` uses it from outside the package, and copies it inside.
+`tests/attention/test_proofs.py` uses it from outside the package, and copies it inside.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lit_probattn.attention.cost.mgk import softmax_like
 from lit_probattn.attention.layer import Attention, LayerOptions
 from lit_probattn.attention.numerics import compute_dtype, repeat_heads
 from lit_probattn.attention.variant import Scores, Variant
-from lit_probattn.base.arguments import by_name
+from lit_probattn.base.arguments import Positive, by_name
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class CosineOptions:
         sharpness: 1/T at the start.
     """
 
-    sharpness: float = 10.0
+    sharpness: Positive = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -201,11 +201,8 @@ FORMS = {
     "linear": (LF.linear_attention, {}),
     "mlk": (LF.mlk_attention, {"prior": torch.rand(2, 17), "key_shift": torch.randn(2, E)}),
     "polynomial": (LF.polynomial_attention, {}),
+    "ast": (LF.ast_attention, {}),
 }
-
-
-if hasattr(LF, "ast_attention"):  # a proof deletes it
-    FORMS["ast"] = (LF.ast_attention, {})
 
 
 @pytest.mark.parametrize("name", FORMS)
