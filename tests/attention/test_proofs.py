@@ -98,6 +98,22 @@ def test_no_code_but_a_variants_own_names_it(name):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_others_work_without_a_variant(name, clone):
+    for path in own_files(name):
+        (clone / path).unlink()
+    for package in ("attention/__init__.pyi", "functional/__init__.py"):
+        path = clone / "lit_probattn" / package
+        lines = path.read_text().splitlines(keepends=True)
+        kept = [line for line in lines if f".{name} import" not in line]
+        assert len(kept) == len(lines) - 1
+        path.write_text("".join(kept))
+    places = ("attention/test_contract.py", "attention/test_core.py", "house/test_imports.py")
+    assert_tests_pass(clone, *(f"tests/{place}" for place in places), "-n", "2")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", ADDED)
 def test_a_variant_is_a_file_a_configuration_and_a_line(name, clone):
     """The contract and the tests of engines and configurations find it by themselves."""
