@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lit_probattn.base.torch_internals import TorchDispatchMode
-from tests.functional.written_table import inputs, layer_of
+from tests.functional.graphs import inputs, layer_of
 from tests.support.slow import mostly_slow
 
 # Operator, the layer whose graph holds it, its backend.

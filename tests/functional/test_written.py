@@ -1,7 +1,4 @@
-"""Graphs of every variant against the layer itself; transforms, nested tensors, second derivatives.
-
-`python -m tests.functional.written_table` prints the errors.
-"""
+"""Graphs of every variant against the layer itself; transforms, nested tensors, derivatives."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ import torch
 import lit_probattn
 from lit_probattn import functional as LF
 from lit_probattn.randomness import RandomKey
-from tests.functional.written_table import (
+from tests.functional.graphs import (
     FORMS,
     LARGEST,
     PRESETS,

@@ -1,16 +1,10 @@
-"""Every model type of transformers that can be built small: a swap is exact, or it is refused.
-
-    python -m tests.interop.swap.test_all_types [TYPE…]
-
-prints a line for each type.
-"""
+"""Every model type of transformers that can be built small: a swap is exact, or it is refused."""
 
 from __future__ import annotations
 
 import copy
 import inspect
 import os
-import sys
 from collections import Counter
 from typing import Any
 
@@ -110,8 +104,3 @@ def test_a_swap_of_any_type_is_exact_or_refused(part):
     counts = Counter(found.values())
     assert counts.keys() <= {"exact", "refused", "not built", "random"}, found
     assert counts["exact"] >= 20
-
-
-if __name__ == "__main__":
-    for chosen in sys.argv[1:] or sorted(MODEL_MAPPING_NAMES):
-        print(chosen, verdict(chosen), flush=True)

@@ -1,20 +1,16 @@
-"""`python -m tests.functional.written_table [--names …] [--forms …] [--sizes …]`: errors of graphs.
+"""Forms that record a layer as a graph, and the error of the graph.
 
-Each layer is recorded by one of the forms below; a cell of the table is the error of the graph
-against the layer itself, in units of the output's root mean square, the larger of two inputs.
+The error is against the layer itself, in units of the output's root mean square, the larger of two
+inputs.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
-import logging
 import math
-import time
 import warnings
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -119,40 +115,3 @@ def error(form: str, name: str, size: int) -> float:
 def _distance(graph: Layer, layer: Layer, x: Tensor) -> float:
     expected = layer(x)
     return float((graph(x) - expected).abs().max() / expected.square().mean().sqrt())
-
-
-@cache
-def _message(form: str, name: str, size: int) -> str:
-    """Return the text of a cell: its error, or the first line of a message."""
-    try:
-        found = error(form, name, size)
-    except Exception as failure:
-        return f"X: {type(failure).__name__}: {str(failure).strip().splitlines()[0][:90]}"
-    return f"{found:.0e}" if found < bound(name, size) else f"**{found:.0e}**"
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--names", nargs="+", default=PUBLIC + PRESETS)
-    parser.add_argument("--forms", nargs="+", default=list(FORMS), choices=list(FORMS))
-    parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES))
-    given = parser.parse_args(argv)
-    logging.disable(logging.WARNING)
-    columns = [(form, size) for form in given.forms for size in given.sizes]
-    print("| variant | " + " | ".join(f"{form} {size}" for form, size in columns) + " |")
-    print("|---" * (len(columns) + 1) + "|")
-    started = time.monotonic()
-    for name in given.names:
-        cells = [
-            "-"
-            if ("/" in name and size != 512) or size > LARGEST.get((form, name), size)
-            else _message(form, name, size)
-            for form, size in columns
-        ]
-        print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
-    print(f"\n{time.monotonic() - started:.0f} s")
-
-
-if __name__ == "__main__":
-    main()
