@@ -18,32 +18,24 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from lit_probattn.base import processes
 from lit_probattn.base.provenance import git_revision
 from tests.killing.victims import VICTIMS, Victim
 from tests.support.caches import keep_out_of_the_users_cache
+from tests.support.forks import Forked
 
 LIMIT_S = 120.0
 
 
-def start(victim: Victim, folder: Path) -> tuple[int, int]:
-    """Fork a process that does the work; returns its id and the end of a pipe that it talks to."""
+def start(victim: Victim, folder: Path) -> tuple[Forked, int]:
+    """Fork a process that does the work; returns it and the end of a pipe that it talks to."""
     receive, send = os.pipe()
-    process = os.fork()
-    if process:
-        os.close(send)
-        return process, receive
 
     def say(word: str) -> None:
         os.write(send, f"{word}\n".encode())
 
-    processes.finish(lambda: victim.run(folder, say), folder / "log.txt")
-
-
-def finish(process: int) -> int:
-    """Wait for a process; returns its exit status, negative for a signal."""
-    _, status = os.waitpid(process, 0)
-    return os.waitstatus_to_exitcode(status)
+    process = Forked(lambda: victim.run(folder, say), os.environ, folder / "log.txt")
+    os.close(send)
+    return process, receive
 
 
 def undisturbed(victim: Victim, folder: Path) -> tuple[str, int]:
@@ -51,8 +43,7 @@ def undisturbed(victim: Victim, folder: Path) -> tuple[str, int]:
     process, talk = start(victim, folder)
     with os.fdopen(talk) as lines:
         said = [line.strip() for line in lines]
-    status = finish(process)
-    if status:
+    if status := process.wait():
         raise RuntimeError(f"the undisturbed run failed ({status}); see {folder}/log.txt")
     return victim.result(folder), said.count(victim.phase)
 
@@ -70,8 +61,8 @@ def killed(victim: Victim, folder: Path, moment: int, delay: float) -> bool:
         text += part
         seen = text.decode().split("\n").count(victim.phase)
     time.sleep(delay)
-    os.kill(process, signal.SIGKILL)
-    status = finish(process)
+    process.kill()
+    status = process.wait()
     os.close(talk)
     return status == -signal.SIGKILL
 
@@ -94,7 +85,7 @@ def round_of(
         return False, f"{kind}: never killed in time"
     where = f"{kind}, moment {moment} of {moments} + {1000 * delay:.0f} ms"
     process, talk = start(victim, place)
-    status = finish(process)
+    status = process.wait()
     os.close(talk)
     if status:
         return False, f"{where}: the second start failed ({status}), see {place}/log.txt"

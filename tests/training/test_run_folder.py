@@ -32,6 +32,7 @@ from lit_probattn.training.run_folder import (
 )
 from lit_probattn.training.run_record import read_starts, remove_leftovers, write_record
 from tests.datamodules.lra.files import write_pairs
+from tests.support.forks import Forked
 from tests.support.runs import (
     arguments,
     at_micro_batch,
@@ -238,10 +239,13 @@ def test_the_lock_ends_with_its_process_and_is_not_inherited(tmp_path):
     assert in_child(killed) == -signal.SIGKILL
     assert hold(tmp_path / LOCK) is None
     ready, told = os.pipe()
-    child = os.fork()
-    if not child:
+
+    def waiting() -> int:
         os.write(told, b"x")
         signal.pause()
+        return 0
+
+    child = Forked(waiting, os.environ)
     try:
         os.read(ready, 1)
         with claim(tmp_path / LOCK) as handle:
@@ -250,8 +254,8 @@ def test_the_lock_ends_with_its_process_and_is_not_inherited(tmp_path):
         with claim(tmp_path / LOCK) as handle:
             assert handle is not None
     finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        child.kill()
+        child.wait()
 
 
 # ---- what a killed start leaves ------------------------------------------------------------------
