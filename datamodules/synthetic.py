@@ -9,7 +9,7 @@ import numpy as np
 from datamodules.core.base import Generated, Split
 from datamodules.core.order import hashes
 from datamodules.core.sequences import Ragged, TokenSplit
-from lit_probattn.base.arguments import Count, checks_arguments
+from lit_probattn.base.arguments import Count
 from lit_probattn.base.errors import DataError
 
 __all__ = ["Synthetic"]
@@ -37,7 +37,6 @@ class Synthetic(Generated):
     num_classes: int
     max_seq_len: int
 
-    @checks_arguments
     def __init__(
         self,
         *,

@@ -97,6 +97,12 @@ class DataModule(pl.LightningDataModule):
     shuffles = True  # whether each epoch of training is permuted
     select_on_test = False  # whether the validation split is the test split
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            with suppress(NameError):  # types that the module does not import at run time
+                cls.__init__ = checks_arguments(cls.__init__)  # type: ignore[method-assign]
+
     @checks_arguments
     def __init__(
         self,
@@ -314,7 +320,6 @@ class Generated(DataModule):
         **kwargs: Arguments of the parent class.
     """
 
-    @checks_arguments
     def __init__(
         self,
         *,

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from datamodules.core.base import DataModule
-from lit_probattn.base.arguments import OnlyWith, changed_arguments, checks_arguments
+from lit_probattn.base.arguments import OnlyWith, changed_arguments
 from lit_probattn.base.errors import DataError
 from lit_probattn.base.files import fingerprint
 
@@ -44,7 +44,6 @@ class HeldOut(DataModule):
 
     may_hold_out_none = False
 
-    @checks_arguments
     def __init__(
         self,
         *,
@@ -71,7 +70,6 @@ class Divided(HeldOut):
         DataError: The fractions leave nothing for training.
     """
 
-    @checks_arguments
     def __init__(self, *, test_fraction: float = 0.1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         check_shares(test_fraction=test_fraction, val_fraction=self.val_fraction)

@@ -24,7 +24,6 @@ from lit_probattn.base.arguments import (
     Probability,
     Range,
     WholeNumber,
-    checks_arguments,
 )
 from lit_probattn.base.errors import DamagedError, DataError
 from lit_probattn.base.files import digest
@@ -81,7 +80,6 @@ class ImageNet(ClassMap, DataModule):
     num_features = 3  # red, green and blue
     max_seq_len: int
 
-    @checks_arguments
     def __init__(
         self,
         image_size: Annotated[int, Range(8)] = 224,

@@ -24,7 +24,7 @@ from datamodules.core.sequences import (
     batch_of,
     next_power_of_two,
 )
-from lit_probattn.base.arguments import Count, checks_arguments
+from lit_probattn.base.arguments import Count
 from lit_probattn.base.errors import DataError, require_at_least
 
 __all__ = ["RELEASE", "ArenaData", "ArenaPixels", "ArenaTokens", "PixelCollate", "find_tables"]
@@ -79,7 +79,6 @@ class ArenaData(CachedDataModule):
     num_ids: int  # padding included
     vocab_size: int
 
-    @checks_arguments
     def __init__(
         self, *, parity_eval: Count | None = None, vocab_size: Count = 512, **kwargs: Any
     ) -> None:
@@ -148,7 +147,6 @@ class ArenaTokens(ArenaData):
     num_ids = 257  # bytes and padding
     max_seq_len: int
 
-    @checks_arguments
     def __init__(self, *, max_length_tokens: Count = 4000, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._max_length_tokens = max_length_tokens
@@ -210,7 +208,6 @@ class ArenaPixels(ArenaData):
     sets: tuple[str, ...] = ("pad_to", "pad_multiple")  # nothing is padded
     num_ids = 256
 
-    @checks_arguments
     def __init__(self, *, key_mask: KeyMask = "non_zero", **kwargs: Any) -> None:
         super().__init__(pad_to="max", pad_multiple=1, **kwargs)
         self.key_mask: KeyMask = key_mask

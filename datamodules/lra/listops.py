@@ -26,7 +26,6 @@ from lit_probattn.base.arguments import (
     Count,
     Range,
     WholeNumber,
-    checks_arguments,
     with_defaults,
 )
 from lit_probattn.base.errors import DataError
@@ -75,7 +74,6 @@ class ListOps(Generated, ArenaTokens):
     num_classes = 10  # the values
     num_ids = len(TOKENS) + 1
 
-    @checks_arguments
     def __init__(
         self,
         source: Literal["generated", "released"] = "generated",

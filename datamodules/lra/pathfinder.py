@@ -15,7 +15,7 @@ from datamodules.core.order import permutation
 from datamodules.lra import pathfinder_release as release
 from datamodules.lra.arena import ArenaPixels, pixel_split, write_images
 from datamodules.lra.pathfinder_contours import GENERATOR_VERSION, GeneratorSettings
-from lit_probattn.base.arguments import Count, OnlyWith, Range, WholeNumber, checks_arguments
+from lit_probattn.base.arguments import Count, OnlyWith, Range, WholeNumber
 from lit_probattn.base.errors import DataError
 from lit_probattn.base.processes import num_useful
 from lit_probattn.base.progress import progress
@@ -60,7 +60,6 @@ class Pathfinder(ArenaPixels):
     num_classes = 2  # not connected, connected
     max_seq_len: int
 
-    @checks_arguments
     def __init__(
         self,
         difficulty: Literal["easy", "intermediate", "hard"],

@@ -15,7 +15,6 @@ from datamodules.core.order import choose_per_class
 from datamodules.core.sequences import TokenSplit, write_sequences
 from datamodules.lra import imdb
 from datamodules.lra.arena import ArenaTokens
-from lit_probattn.base.arguments import checks_arguments
 from lit_probattn.base.errors import DataError
 from lit_probattn.base.progress import progress
 
@@ -42,7 +41,6 @@ class Text(HeldOut, ArenaTokens):
     task = "text"
     num_classes = 2  # negative and positive
 
-    @checks_arguments
     def __init__(
         self, split: Literal["held_out", "test_as_val"] = "held_out", **kwargs: Any
     ) -> None:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from datamodules.core.base import DataModule
 from datamodules.core.own import ClassMap
 from datamodules.core.sequences import SequenceSplit
-from lit_probattn.base.arguments import Count, checks_arguments
+from lit_probattn.base.arguments import Count
 from lit_probattn.base.errors import DataError
 
 __all__ = ["Normalization", "Normalizer", "SeriesData", "SeriesSplit", "fill_missing"]
@@ -113,7 +113,6 @@ class SeriesData(ClassMap, DataModule):
         **kwargs: Arguments of the parent class.
     """
 
-    @checks_arguments
     def __init__(
         self,
         *,

@@ -17,7 +17,7 @@ from datamodules.core.sequences import Ragged, write_sequences
 from datamodules.series.archive import ARCHIVES, ArchiveSource, find_archive
 from datamodules.series.samples import SeriesData, SeriesSplit
 from datamodules.series.ts_file import TsFile, read_ts
-from lit_probattn.base.arguments import checks_arguments, with_defaults
+from lit_probattn.base.arguments import with_defaults
 from lit_probattn.base.errors import DataError
 
 __all__ = ["UEA"]
@@ -55,7 +55,6 @@ class UEA(HeldOut, SeriesData, CachedDataModule):
 
     task = "uea"
 
-    @checks_arguments
     def __init__(
         self,
         name: str,

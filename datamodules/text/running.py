@@ -28,7 +28,7 @@ from datamodules.text.choice import LEARNED, TokenChoice, Unit, VocabLimit
 from datamodules.text.segments import WindowSplit
 from datamodules.text.source import Block, ParquetText, PlainText, TextSource, text_files
 from datamodules.text.stream import TextStream
-from lit_probattn.base.arguments import Count, OnlyWith, checks_arguments
+from lit_probattn.base.arguments import Count, OnlyWith
 from lit_probattn.base.errors import DataError
 from lit_probattn.base.files import digest, fingerprint
 
@@ -141,7 +141,6 @@ class OwnText(NewSamples, AtPath, Divided, TextStream):
     sets: tuple[str, ...] = ("pad_to", "pad_multiple")  # nothing is padded
     units: TokenChoice
 
-    @checks_arguments
     def __init__(
         self,
         *,

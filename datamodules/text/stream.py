@@ -20,7 +20,7 @@ from datamodules.text.job import TokenisationJob
 from datamodules.text.segments import ColumnSplit, PromptSplit, StreamCollate, WindowSplit
 from datamodules.text.source import TextSource
 from datamodules.text.tokens import Tokens
-from lit_probattn.base.arguments import Count, checks_arguments
+from lit_probattn.base.arguments import Count
 from lit_probattn.base.errors import DataError
 from lit_probattn.base.progress import progress
 
@@ -90,7 +90,6 @@ class TextStream(CachedDataModule):
     title = "text"
     max_seq_len: int
 
-    @checks_arguments
     def __init__(
         self,
         units: TokenChoice,

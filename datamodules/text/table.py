@@ -17,7 +17,7 @@ from datamodules.core.sequences import TokenSplit, as_targets, ragged_writer
 from datamodules.core.tables import TABLES, Table, labels_in, read_table
 from datamodules.text.choice import LEARNED, TokenChoice, Unit, VocabLimit
 from datamodules.text.tokens import Tokens
-from lit_probattn.base.arguments import Count, OnlyWith, checks_arguments
+from lit_probattn.base.arguments import Count, OnlyWith
 from lit_probattn.base.errors import DataError
 from lit_probattn.base.progress import progress
 
@@ -223,7 +223,6 @@ class LabelledTexts(TextTable):
     task = "own_texts"
     max_seq_len: int
 
-    @checks_arguments
     def __init__(
         self,
         *,

@@ -22,7 +22,7 @@ from datamodules.core.token_order import (
     TokenEvaluationOrder,
     evaluation_tokens,
 )
-from lit_probattn.base.arguments import Count, checks_arguments
+from lit_probattn.base.arguments import Count
 from lit_probattn.base.errors import DataError
 
 __all__ = ["SentenceSplit", "TokenBatches", "TokenCollate"]
@@ -116,7 +116,6 @@ class TokenBatches(DataModule):
 
     sets: tuple[str, ...] = ("batch_size", "eval_batch_size", "pad_to")
 
-    @checks_arguments
     def __init__(
         self,
         *,

@@ -12,7 +12,7 @@ from datamodules.text.choice import TokenChoice, VocabLimit, of_running_text
 from datamodules.text.releases import WIKITEXT
 from datamodules.text.source import ParquetText, PlainText, TextSource
 from datamodules.text.stream import TextStream
-from lit_probattn.base.arguments import checks_arguments, with_defaults
+from lit_probattn.base.arguments import with_defaults
 from lit_probattn.base.errors import DataError, MissingDataError
 
 __all__ = ["WikiText103", "find_release"]
@@ -48,7 +48,6 @@ class WikiText103(TextStream):
     sets: tuple[str, ...] = ("units", "pad_to", "pad_multiple")  # nothing is padded
     units: TokenChoice
 
-    @checks_arguments
     def __init__(
         self,
         *,

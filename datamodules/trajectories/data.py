@@ -36,7 +36,6 @@ from lit_probattn.base.arguments import (
     Count,
     Positive,
     check_argument,
-    checks_arguments,
     with_defaults,
 )
 from lit_probattn.base.errors import DataError, MissingDataError
@@ -102,7 +101,6 @@ class TrajectoryModule(HeldOut):
     sets: tuple[str, ...] = ("pad_to", "pad_multiple")
     may_hold_out_none = True
 
-    @checks_arguments
     def __init__(
         self, *, context_length: Count = 20, return_scale: Positive = 1000.0, **kwargs: Any
     ) -> None:

@@ -11,7 +11,7 @@ from datamodules.trajectories.environments import Environment
 from datamodules.trajectories.episodes import Episodes
 from datamodules.trajectories.files import Steps
 from datamodules.trajectories.toy_environment import TOY, ToyEnvironment
-from lit_probattn.base.arguments import Count, WholeNumber, checks_arguments, with_defaults
+from lit_probattn.base.arguments import Count, WholeNumber, with_defaults
 
 __all__ = ["ToyTrajectories"]
 
@@ -31,7 +31,6 @@ class ToyTrajectories(TrajectoryModule):
 
     task = "toy_trajectories"
 
-    @checks_arguments
     def __init__(
         self, *, num_episodes: Count = 64, data_seed: WholeNumber = 0, **kwargs: Any
     ) -> None:

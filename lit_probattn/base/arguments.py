@@ -21,9 +21,10 @@ Arguments that are the fields of a frozen dataclass are declared only there:
 and type checkers use the names and types of the fields.
 
 The values of an argument are declared by its type alone, `Literal["a", "b"]` or a number with a
-`Range` such as `Count`: records that derive from `Options`, and constructors decorated with `takes`
-or `checks_arguments`, refuse others, and NaN for any argument. The type may also declare the values
-of other arguments without which it has no effect; setting it nevertheless is one warning:
+`Range` such as `Count`: records that derive from `Options`, constructors of data modules, and those
+decorated with `takes` or `checks_arguments`, refuse others, and NaN for any argument. The type may
+also declare the values of other arguments without which it has no effect; setting it nevertheless
+is one warning:
 
         em_weighting: Annotated[Weighting, OnlyWith(e_step="soft")] = "uniform"
 """
@@ -149,15 +150,16 @@ def checks_arguments(init: _Constructor) -> _Constructor:
     """Decorate a constructor so that arguments must have the values that their types declare.
 
     Raises:
+        NameError: the module does not import a type at run time.
         ConfigError: at the call, an argument is none of the choices of its `Literal` type, outside
             of its `Range`, or NaN.
     """
-    names = list(inspect.signature(init).parameters)[1:]
+    names, hints = list(inspect.signature(init).parameters)[1:], _hints_of(init)
 
     @functools.wraps(init)
     def construct(self: Any, *args: Any, **given: Any) -> None:
         values = dict(zip(names, args, strict=False)) | given
-        _check_arguments(_hints_of(init), values)
+        _check_arguments(hints, values)
         with _warned(self, _signature_of(cast(Any, type(self))), values):
             init(self, *args, **given)
 

@@ -14,7 +14,7 @@ from datamodules.core.order import TrainingOrder, permutation
 from datamodules.text.choice import Kind, TokenChoice, VocabLimit
 from datamodules.text.fine_tuning.batches import TypedCollate
 from datamodules.text.tokens import Tokens
-from lit_probattn.base.arguments import Count, Range, checks_arguments
+from lit_probattn.base.arguments import Count, Range
 from lit_probattn.base.errors import DataError
 
 __all__ = ["BucketOrder", "EncodedTexts"]
@@ -67,7 +67,6 @@ class EncodedTexts(CachedDataModule):
         **kwargs: Arguments of the parent class.
     """
 
-    @checks_arguments
     def __init__(
         self,
         tokenizer: str | None = None,

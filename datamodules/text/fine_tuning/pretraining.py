@@ -20,7 +20,7 @@ from datamodules.text.fine_tuning.encoded import EncodedTexts
 from datamodules.text.fine_tuning.sequences import DocumentSplit, MaskedCollate
 from datamodules.text.source import text_files
 from datamodules.text.tokens import Tokens
-from lit_probattn.base.arguments import checks_arguments, with_defaults
+from lit_probattn.base.arguments import with_defaults
 from lit_probattn.base.errors import DataError
 from lit_probattn.base.progress import progress
 
@@ -53,7 +53,6 @@ class PretrainingText(AtPath, Divided, PackedTraining, EncodedTexts):
 
     task = "pretraining_text"
 
-    @checks_arguments
     def __init__(
         self, *, documents: Division = "blank_line", next_sentence: bool = True, **kwargs: Any
     ) -> None:

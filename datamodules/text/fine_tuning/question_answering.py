@@ -23,7 +23,7 @@ from datamodules.text.fine_tuning.squad import SquadFile, Version, WrongOffsets,
 from datamodules.text.fine_tuning.windows import Windows, token_span
 from datamodules.text.releases import SQUAD
 from datamodules.text.tokens import Tokens
-from lit_probattn.base.arguments import Count, checks_arguments, with_defaults
+from lit_probattn.base.arguments import Count, with_defaults
 from lit_probattn.base.errors import MissingDataError
 from lit_probattn.base.progress import progress
 
@@ -73,7 +73,6 @@ class QuestionAnswering(NewSamples, AtPath, EncodedTexts):
     task = "question_answering"
     labels_are = "answers"
 
-    @checks_arguments
     def __init__(
         self,
         *,

@@ -18,7 +18,6 @@ from datamodules.text.fine_tuning.encoded import EncodedTexts
 from datamodules.text.releases import PAIRS
 from datamodules.text.table import Encoded, Texts, TextTable
 from datamodules.text.tokens import Tokens
-from lit_probattn.base.arguments import checks_arguments
 from lit_probattn.base.errors import DataError
 
 __all__ = ["TextPairs"]
@@ -55,7 +54,6 @@ class TextPairs(EncodedTexts, TextTable):
 
     task = "text_pairs"
 
-    @checks_arguments
     def __init__(
         self,
         *,

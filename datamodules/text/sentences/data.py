@@ -23,7 +23,7 @@ from datamodules.text.sentences.release import SentenceText, find_release
 from datamodules.text.source import TextSource
 from datamodules.text.stream import TextStream
 from datamodules.text.token_batches import TokenBatches
-from lit_probattn.base.arguments import Count, checks_arguments
+from lit_probattn.base.arguments import Count
 from lit_probattn.base.errors import DataError
 
 __all__ = ["LM1B"]
@@ -72,7 +72,6 @@ class LM1B(PackedTraining, TokenBatches, TextStream):
     title = "LM1B"
     units: TokenChoice
 
-    @checks_arguments
     def __init__(
         self,
         corpus: Literal["lm1b", "other"] = "lm1b",

@@ -32,7 +32,6 @@ from lit_probattn.base.arguments import (
     Range,
     changed_arguments,
     check_argument,
-    checks_arguments,
 )
 from lit_probattn.base.errors import (
     DataError,
@@ -89,7 +88,6 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
     cleaning_by_pieces = False
     max_seq_len: int
 
-    @checks_arguments
     def __init__(
         self,
         *,

@@ -11,7 +11,7 @@ from datamodules.core.order import hashes
 from datamodules.text.translation.coder import Method
 from datamodules.text.translation.data import Translation
 from datamodules.text.translation.job import LineJob
-from lit_probattn.base.arguments import Count, Range, checks_arguments, with_defaults
+from lit_probattn.base.arguments import Count, Range, with_defaults
 from lit_probattn.base.files import replace_text
 
 __all__ = ["ToyTranslation"]
@@ -48,7 +48,6 @@ class ToyTranslation(Generated, Translation):
         "max_ratio",  # both sides have the same number of words
     )
 
-    @checks_arguments
     def __init__(
         self,
         *,

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, Literal
 
 import lightning.pytorch as pl
 import numpy as np
@@ -14,9 +15,11 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
+import datamodules
 from datamodules import Synthetic
+from datamodules.core.base import DataModule
 from datamodules.core.sequences import PadCollate, Sample
-from lit_probattn.base.errors import DataError
+from lit_probattn.base.errors import ConfigError, DataError
 
 
 def synthetic(**options) -> Synthetic:
@@ -114,6 +117,27 @@ def test_synthetic_labels_follow_their_rule() -> None:
     again = synthetic(num_classes=5, vocab_size=13).split("train")
     np.testing.assert_array_equal(again[52].values, data.split("train")[52].values)
     assert set(data.split("train").targets) == set(range(5))
+
+
+def test_arguments_of_every_subclass_are_checked() -> None:
+    class Ours(Synthetic):
+        def __init__(self, order: Literal["up", "down"] = "up", **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+
+    class OfOtherTypes(Synthetic):
+        def __init__(self, extra: OfNoModule = None, **kwargs: Any) -> None:  # type: ignore  # noqa: F821
+            super().__init__(**kwargs)
+
+    with pytest.raises(ConfigError, match=r"^order must be one of up, down, received 'flat'$"):
+        Ours("flat")
+    with pytest.raises(ConfigError, match=r"^num_train must be at least 1, received 0$"):
+        OfOtherTypes(num_train=0)
+    assert OfOtherTypes(extra=1, seed=3).seed == Ours("down", seed=3).seed == 3
+    for base in {base for name in datamodules.__all__ for base in getattr(datamodules, name).mro()}:
+        init = vars(base).get("__init__") if issubclass(base, DataModule) else None
+        while hasattr(init, "__signature__"):  # of `with_defaults`
+            init = init.__wrapped__
+        assert init is None or hasattr(init, "__wrapped__"), base
 
 
 def test_folders_come_from_argument_then_environment(monkeypatch) -> None:
