@@ -16,6 +16,7 @@ from datamodules.core.order import FILL
 from datamodules.core.sequences import PadCollate, Ragged, TokenSplit, batch_of, padded
 
 __all__ = ["PairSample", "TextPairSplit", "TypedCollate", "WindowSample", "WindowSplit"]
+__all__ += ["shortened"]
 
 
 class PairSample(NamedTuple):
@@ -50,6 +51,12 @@ class WindowSample(NamedTuple):
     size: int
     target: tuple[int, int]
     sample_id: int
+
+
+def shortened(first: list[int], second: list[int], room: int) -> tuple[list[int], list[int]]:
+    """Remove tokens at the end of the longer text, or of the second, until both fit."""
+    kept = min(len(second), max(room // 2, room - len(first)))
+    return first[: room - kept], second[:kept]
 
 
 class TextPairSplit(TokenSplit):

@@ -13,7 +13,7 @@ import torch
 from datamodules.core.cache import Cache, Mapped
 from datamodules.core.order import FILL
 from datamodules.core.sequences import Ragged
-from datamodules.text.fine_tuning.batches import PairSample, TypedCollate
+from datamodules.text.fine_tuning.batches import PairSample, TypedCollate, shortened
 from datamodules.text.segments import IGNORE
 from datamodules.text.tokens import Tokens
 from lit_probattn.base.errors import DataError
@@ -113,7 +113,7 @@ class DocumentSplit(Mapped):
         elsewhere = draws[1] % 2
         if elsewhere:
             other = self._elsewhere(document, len(other), draws[2], draws[3])
-        one, other = _fit(one, other, self._room)
+        one, other = shortened(one, other, self._room)
         values, _ = self._tokeniser.join(one, other)
         second = len(values) - len(other) - 1
         return PairSample(np.array(values), second, elsewhere, index)
@@ -156,21 +156,6 @@ class DocumentSplit(Mapped):
     def _draws(self, row: int) -> list[int]:
         text = f"{self._seed} {row}".encode()
         return np.frombuffer(fingerprint(text, 32), dtype=np.uint64).tolist()
-
-
-def _fit(one: list[int], other: list[int], room: int) -> tuple[list[int], list[int]]:
-    """Truncate two parts at the end, the longer one first, until both fit."""
-    over = max(0, len(one) + len(other) - room)
-    if over:
-        longer = max(len(one), len(other))
-        equal = min(over, longer - min(len(one), len(other)))
-        cut = [equal if len(part) == longer else 0 for part in (one, other)]
-        if len(one) == len(other):
-            cut = [0, 0]
-        rest = over - max(cut)
-        cut = [cut[0] + rest // 2, cut[1] + rest - rest // 2]
-        one, other = one[: len(one) - cut[0]], other[: len(other) - cut[1]]
-    return one, other
 
 
 @dataclass(frozen=True)

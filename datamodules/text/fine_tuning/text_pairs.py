@@ -12,7 +12,7 @@ from datamodules.core.base import Published, Split
 from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.files import expand
 from datamodules.core.own import Rows
-from datamodules.text.fine_tuning.batches import TextPairSplit
+from datamodules.text.fine_tuning.batches import TextPairSplit, shortened
 from datamodules.text.fine_tuning.corpora import CORPORA, read_corpus
 from datamodules.text.fine_tuning.encoded import EncodedTexts
 from datamodules.text.releases import PAIRS
@@ -123,10 +123,12 @@ class TextPairs(EncodedTexts, TextTable):
         """Return a pair in the tokeniser's format; truncated ones are counted."""
         first, second = (None if x is None else tokens.encode_plain(x)[0] for x in texts)
         room = self.max_length - tokens.num_special(pair=second is not None)
-        kept, other = _shortened(first or [], second, room)
-        ids, _ = tokens.join(kept, other)
+        if room < 1:
+            raise DataError("max_length leaves no tokens for text after special tokens; raise it")
+        kept, other = shortened(first or [], second or [], room)
+        ids, _ = tokens.join(kept, None if second is None else other)
         is_cut = len(first or ()) + len(second or ()) > room
-        return Encoded(ids, len(ids) if other is None else len(ids) - len(other) - 1, int(is_cut))
+        return Encoded(ids, len(ids) if second is None else len(ids) - len(other) - 1, int(is_cut))
 
     def store(
         self, writer: CacheWriter, parts: dict[str, list[Any]], targets: dict[str, list[int]]
@@ -151,20 +153,3 @@ class TextPairs(EncodedTexts, TextTable):
             cache, name, self.max_length, seconds=seconds, num_cut=num_cut
         )
         return split
-
-
-def _shortened(
-    first: list[int], second: list[int] | None, room: int
-) -> tuple[list[int], list[int] | None]:
-    """Remove tokens at the end of the longer text until both fit."""
-    if room < 1:
-        raise DataError("max_length leaves no tokens for text after special tokens; raise it")
-    if second is None:
-        return first[:room], None
-    kept, other = len(first), len(second)
-    while kept + other > room:
-        if kept > other:
-            kept -= 1
-        else:
-            other -= 1
-    return first[:kept], second[:other]

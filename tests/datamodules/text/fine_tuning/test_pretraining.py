@@ -11,8 +11,9 @@ import torch
 
 from datamodules import PretrainingText
 from datamodules.core.sequences import Ragged
+from datamodules.text.fine_tuning.batches import shortened
 from datamodules.text.fine_tuning.documents import SUFFIXES, read_documents
-from datamodules.text.fine_tuning.sequences import DocumentSplit, _fit
+from datamodules.text.fine_tuning.sequences import DocumentSplit
 from datamodules.text.segments import IGNORE
 from datamodules.text.source import text_files
 from lit_probattn.base.errors import DataError, MissingDataError
@@ -139,10 +140,11 @@ def test_pieces_without_pairs_are_all_sentences_once(tmp_path):
 
 def test_the_longer_part_is_cut_first():
     sizes = [
-        tuple(map(len, _fit([1] * a, [2] * b, 10))) for a, b in ((3, 9), (9, 3), (9, 9), (2, 5))
+        tuple(map(len, shortened([1] * a, [2] * b, 10)))
+        for a, b in ((3, 9), (9, 3), (9, 9), (2, 5))
     ]
     assert sizes == [(3, 7), (7, 3), (5, 5), (2, 5)]
-    assert tuple(map(len, _fit([1] * 20, [2] * 7, 10))) == (5, 5)
+    assert tuple(map(len, shortened([1] * 20, [2] * 7, 10))) == (5, 5)
 
 
 def test_too_little_text_is_one_line(tmp_path, data):
