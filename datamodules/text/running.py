@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,7 +26,7 @@ from datamodules.core.own import (
 )
 from datamodules.text.choice import LEARNED, TokenChoice, Unit, VocabLimit
 from datamodules.text.segments import WindowSplit
-from datamodules.text.source import Block, ParquetText, PlainText, TextSource, text_files
+from datamodules.text.source import JoinedText, ParquetText, PlainText, TextSource, text_files
 from datamodules.text.stream import TextStream
 from lit_probattn.base.arguments import Count, OnlyWith
 from lit_probattn.base.errors import DataError
@@ -43,60 +43,37 @@ _SHOWN = 70
 
 
 @dataclass(frozen=True)
-class DividedText(TextSource):
-    """One split of a text that is split by a hash; positions count bytes of all files.
+class DividedText(JoinedText):
+    """One split of a text that is split by a hash; positions count over all files.
 
     Args:
-        parts: The files.
         split: The split.
         chosen: Split of each piece, by its digest.
         piece_len: Minimum number of characters of a piece; None if each file is one piece.
     """
 
-    parts: tuple[TextSource, ...]
     split: str
     chosen: dict[bytes, str]
     piece_len: int | None
 
     @property
     def name(self) -> str:
-        """Name of the first file, and the number of others."""
-        more = len(self.parts) - 1
-        return f"{self.split} part of {self.parts[0].name}" + (f" and {more} more" if more else "")
-
-    @property
-    def size(self) -> int:
-        """Total size of all files."""
-        return sum(part.size for part in self.parts)
+        """Name of the split and of the text."""
+        return f"{self.split} part of {super().name}"
 
     def identity(self) -> list[Any]:
         """Return the identity of the files and of the split."""
         chosen = digest(repr(sorted(self.chosen.items())))
         return [*super().identity(), self.split, self.piece_len, chosen]
 
-    def blocks(self, start: int = 0) -> Iterator[Block]:
-        """Yield the blocks of the split."""
-        first = 0
-        for part in self.parts:
-            size = part.size
-            if first + size > start:
-                yield from self._blocks_of(part, first, max(0, start - first))
-            first += size
-
-    def _blocks_of(self, part: TextSource, first: int, start: int) -> Iterator[Block]:
-        if self.piece_len is None:
-            if self.chosen[_fingerprint(part)] == self.split:
-                for block in part.blocks(start):
-                    yield Block(block.text, first + block.position)
-            return
-        for block in part.blocks(start):
-            own = [
-                p
-                for p in pieces(block.text, self.piece_len)
-                if self.chosen[fingerprint(p.encode())] == self.split
-            ]
-            if own:
-                yield Block("".join(own), first + block.position)
+    def conversion_of(self, part: TextSource) -> Callable[[str], str] | None:
+        """Return the function that selects the pieces of the split; None for another's file."""
+        length = self.piece_len
+        if length is None:
+            return str if self.chosen[_fingerprint(part)] == self.split else None
+        return lambda text: "".join(
+            p for p in pieces(text, length) if self.chosen[fingerprint(p.encode())] == self.split
+        )
 
 
 def pieces(text: str, length: int) -> Iterator[str]:

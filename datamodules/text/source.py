@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 from datamodules.core.files import DAMAGED, missing
 from lit_probattn.base.errors import DataError, MissingDataError
 
-__all__ = ["Block", "ParquetText", "PlainText", "TextSource", "text_files"]
+__all__ = ["Block", "JoinedText", "ParquetText", "PlainText", "TextSource", "text_files"]
 
 _BLOCK_BYTES = 4 << 20
 # Limits memory: blocks are whole lines.
@@ -214,6 +214,48 @@ class ParquetText(TextSource):
             raise DataError(f"{path}: row {first + rows.index(None)} of the split: text is missing")
         lines = (str(row).replace("\r\n", "\n").replace("\r", "\n") for row in rows)
         return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
+
+
+@dataclass(frozen=True)
+class JoinedText(TextSource):
+    """Several texts as one; positions count over all parts.
+
+    Args:
+        parts: The texts.
+    """
+
+    parts: tuple[TextSource, ...]
+
+    @property
+    def name(self) -> str:
+        """Name of the first part, and the number of others."""
+        more = len(self.parts) - 1
+        return self.parts[0].name + (f" and {more} more" if more else "")
+
+    @property
+    def unit(self) -> str:  # type: ignore[override]
+        """Unit of positions."""
+        return self.parts[0].unit
+
+    @property
+    def size(self) -> int:
+        """Total size of all parts."""
+        return sum(part.size for part in self.parts)
+
+    def blocks(self, start: int = 0) -> Iterator[Block]:
+        """Yield the converted blocks of all parts."""
+        first = 0
+        for part in self.parts:
+            size = part.size
+            convert = self.conversion_of(part) if first + size > start else None
+            if convert is not None:
+                for block in part.blocks(max(0, start - first)):
+                    yield Block(convert(block.text), first + block.position)
+            first += size
+
+    def conversion_of(self, part: TextSource) -> Callable[[str], str] | None:
+        """Return the function that converts the blocks of a part; None skips the part."""
+        raise NotImplementedError
 
 
 @contextmanager

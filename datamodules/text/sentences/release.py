@@ -2,63 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from datamodules.text.fine_tuning.documents import is_heading, sentences_of
 from datamodules.text.releases import lm1b
-from datamodules.text.source import Block, PlainText, TextSource
+from datamodules.text.source import JoinedText, PlainText, TextSource
 from lit_probattn.base.errors import DataError
 
 __all__ = ["SentenceText", "find_release"]
 
 
 @dataclass(frozen=True)
-class SentenceText(TextSource):
+class SentenceText(JoinedText):
     """Files as one text with a sentence per line; positions count over all files.
 
     Leading, trailing and repeated whitespace is removed, and so are empty lines.
 
     Args:
-        parts: The files.
         paragraphs: Whether lines are paragraphs, which are split into sentences; headings of
             WikiText (`= Title =`) are skipped.
     """
 
-    parts: tuple[TextSource, ...]
     paragraphs: bool
-
-    @property
-    def name(self) -> str:
-        """Name of the first file, and the number of others."""
-        more = len(self.parts) - 1
-        return self.parts[0].name + (f" and {more} more" if more else "")
-
-    @property
-    def unit(self) -> str:  # type: ignore[override]
-        """Unit of positions."""
-        return self.parts[0].unit
-
-    @property
-    def size(self) -> int:
-        """Total size of all files."""
-        return sum(part.size for part in self.parts)
 
     def identity(self) -> list[Any]:
         """Return the identity of every part."""
         return [self.paragraphs, *(part.identity() for part in self.parts)]
 
-    def blocks(self, start: int = 0) -> Iterator[Block]:
-        """Yield blocks of whole sentences, each ended by a newline."""
-        first = 0
-        for part in self.parts:
-            size = part.size
-            if first + size > start:
-                for block in part.blocks(max(0, start - first)):
-                    yield Block(self._sentences(block.text), first + block.position)
-            first += size
+    def conversion_of(self, part: TextSource) -> Callable[[str], str]:
+        """Return the function that divides a text into sentences."""
+        return self._sentences
 
     def _sentences(self, text: str) -> str:
         lines = [" ".join(line.split()) for line in text.split("\n")]
