@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -71,19 +72,17 @@ class ImageFolder(NewSamples, AtPath, Divided, ImageNet):
             raise DataError(f"{root}: expected a folder with a folder for each class")
         return root
 
-    @property
+    @cached_property
     def _folders(self) -> dict[str, ImageFiles]:
         """Files of the three splits, listed and split once."""
-        if not self._files:
-            splits = self._split_folders()
-            if splits:
-                found = self._given(splits)
-            else:
-                found = {"train": images_of_classes(self.root, _classes(self.root))}
-            for files in found.values():
-                _warn_unread(files)
-            self._files = self._divided(found)
-        return self._files
+        splits = self._split_folders()
+        if splits:
+            found = self._given(splits)
+        else:
+            found = {"train": images_of_classes(self.root, _classes(self.root))}
+        for files in found.values():
+            _warn_unread(files)
+        return self._divided(found)
 
     def _split_folders(self) -> dict[str, str]:
         """Return the folder of each split; empty if `train` is itself a class folder."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -122,7 +123,6 @@ class ImageNet(ClassMap, DataModule):
                 scale=_CROP_SCALE,
                 hflip=flip,
             )
-        self._files: dict[str, ImageFiles] = {}
         self._hashes: dict[str, str] = {}
 
     # ---- sizes, determined by the folders ------------------------------------------------------
@@ -232,15 +232,12 @@ class ImageNet(ClassMap, DataModule):
         """Return the function that collates an evaluation batch, without mixing."""
         return ImageCollate()
 
-    @property
+    @cached_property
     def _folders(self) -> dict[str, ImageFiles]:
         """Files of `train` and `val`, listed once: the model needs sizes before `setup`."""
-        if not self._files:
-            root = find_root(self.data_dir)
-            train = read_train(root)
-            val = read_val(root, train.classes, self.ground_truth)
-            self._files = {"train": train, "val": val}
-        return self._files
+        root = find_root(self.data_dir)
+        train = read_train(root)
+        return {"train": train, "val": read_val(root, train.classes, self.ground_truth)}
 
     def _held_out(self, files: ImageFiles) -> npt.NDArray[np.bool_]:
         """Choose images of each class as a function of their number; True for validation."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -110,7 +111,6 @@ class TextStream(CachedDataModule):
         self._vocab_size = vocab_size
         self.strides = {"val": val_stride or segment_len, "test": test_stride or segment_len}
         self._prompts, self._num_prompts, self._prompt_len = prompts, num_prompts, prompt_len
-        self._vocabulary: Tokens | None = None
 
     # ---- implemented by subclasses -------------------------------------------------------------
 
@@ -135,12 +135,10 @@ class TextStream(CachedDataModule):
         """Number of rows of the embedding table: every word is a possible prediction."""
         return self.vocab_size
 
-    @property
+    @cached_property
     def vocabulary(self) -> Tokens:
         """Words and ids; the text is tokenised if necessary."""
-        if self._vocabulary is None:
-            self._vocabulary = TokenChoice.read(self.cache)
-        return self._vocabulary
+        return TokenChoice.read(self.cache)
 
     def require_vocabulary_size(self) -> None:
         """Raise a DataError if the vocabulary is larger than vocab_size."""

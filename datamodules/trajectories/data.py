@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -249,7 +250,7 @@ class TrajectoryModule(HeldOut):
             )
 
 
-class Trajectories(AtPath, TrajectoryModule, CachedDataModule):
+class Trajectories(AtPath, CachedDataModule, TrajectoryModule):
     """Trajectories in D4RL's format, for decision transformers.
 
     Files are D4RL's releases, such as `hopper_medium-v2.hdf5`; files of gymnasium's environments,
@@ -285,7 +286,6 @@ class Trajectories(AtPath, TrajectoryModule, CachedDataModule):
         self.path, self.quality = path, quality
         name = path if self._is_minari else Path(path).name
         self._environment = environment_named(env) if env else environment_of(name)
-        self._episodes: Episodes | None = None
 
     def folder_of(self, path: str) -> Path | None:
         """Return the folder of `path`; None without one."""
@@ -342,16 +342,9 @@ class Trajectories(AtPath, TrajectoryModule, CachedDataModule):
 
     def splits_of(self, cache: Cache) -> dict[str, Split]:
         """Open the splits in the cache."""
-        self._episodes = Episodes.from_cache(cache)
         return TrajectoryModule.load_splits(self)
 
-    def load_splits(self) -> dict[str, Split]:
-        """Open the splits in the cache."""
-        return CachedDataModule.load_splits(self)
-
-    @property
+    @cached_property
     def episodes(self) -> Episodes:
         """All episodes; the cache is built first if necessary."""
-        if self._episodes is None:
-            self._episodes = Episodes.from_cache(self.cache)
-        return self._episodes
+        return Episodes.from_cache(self.cache)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -36,19 +37,16 @@ class ToyTrajectories(TrajectoryModule):
     ) -> None:
         super().__init__(**kwargs)
         self.num_episodes, self.data_seed = num_episodes, data_seed
-        self._episodes: Episodes | None = None
 
     @property
     def environment(self) -> Environment:
         """The environment of the episodes."""
         return TOY
 
-    @property
+    @cached_property
     def episodes(self) -> Episodes:
         """All episodes, generated on first use."""
-        if self._episodes is None:
-            self._episodes = Episodes.from_steps(self._steps())
-        return self._episodes
+        return Episodes.from_steps(self._steps())
 
     def _steps(self) -> Steps:
         played = [

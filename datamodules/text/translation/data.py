@@ -119,7 +119,6 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
         self.lower, self.empty_lines, self.too_long = lower, empty_lines, too_long
         self.cleaning = Cleaning(max_ratio, max_words, self.cleaning_by_pieces)
         self.max_seq_len = max_length
-        self._coder: TextCoder | None = None
 
     # ---- the files ---------------------------------------------------------------------------
 
@@ -286,12 +285,10 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
 
     # ---- text --------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def coder(self) -> TextCoder:
         """Converts between text and ids; the text is prepared if necessary."""
-        if self._coder is None:
-            self._coder = TextCoder.from_text(self.cache.text("coder"))
-        return self._coder
+        return TextCoder.from_text(self.cache.text("coder"))
 
     @property
     def vocab_size(self) -> int:
