@@ -18,17 +18,17 @@ from datamodules.text.fine_tuning.encoded import EncodedTexts
 from datamodules.text.releases import PAIRS
 from datamodules.text.table import Encoded, Texts, TextTable
 from datamodules.text.tokens import Tokens
+from lit_probattn.base.arguments import changed_arguments
 from lit_probattn.base.errors import DataError
 
 __all__ = ["TextPairs"]
 
 CorpusChoice = Literal["own", "mnli", "sst2", "qnli"]
-# Settings of user tables and their defaults.
-_OF_OWN = {
-    **dict.fromkeys(("first_column", "second_column", "label_column")),
-    **dict.fromkeys(("val_path", "test_path", "new_path")),
-    **{"val_fraction": 0.1, "test_fraction": 0.1, "split_seed": 0, "allow_overlap": False},
-}
+# Settings of user tables.
+_OF_OWN = (
+    *("first_column", "second_column", "label_column", "val_path", "test_path", "new_path"),
+    *("val_fraction", "test_fraction", "split_seed", "allow_overlap"),
+)
 
 
 class TextPairs(EncodedTexts, TextTable):
@@ -67,8 +67,8 @@ class TextPairs(EncodedTexts, TextTable):
         self.columns["label_column"] = label_column
         self.corpus: CorpusChoice = corpus
         if corpus != "own":
-            for name, value in {**self.columns, **kwargs}.items():
-                if name in _OF_OWN and value != _OF_OWN[name]:
+            for name in changed_arguments(type(self), {**self.columns, **kwargs}):
+                if name in _OF_OWN:
                     raise DataError(
                         f"{name} applies to corpus=own, received corpus={corpus}; remove it"
                     )
