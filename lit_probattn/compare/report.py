@@ -202,12 +202,19 @@ class Report:
         """One row per finished run."""
         return pd.DataFrame([flat_result(c, r) | self.columns(c, r) for c, r in self.results])
 
+    def sample(self, row: str, column: str) -> Sample | None:
+        """Return a column of a row's runs over seeds, for reports of one task; None without any."""
+        if column not in self.rows:
+            return None
+        mine = self.rows[self.rows["row"] == row]
+        return Sample.of(mine.dropna(subset=[column]), column)
+
     @cached_property
     def summary(self) -> pd.DataFrame:
         """One row per task, row and metric: mean, deviation, published value, note, cost ratios."""
         found = [
             entry
-            for task in self.tasks
+            for task in (self.tasks if self.results else ())
             for metric in self.metrics(task)
             for entry in self._rows_of(task, metric)
         ]
@@ -215,27 +222,20 @@ class Report:
         return pd.DataFrame(found + self._averages(found)).astype(counts)
 
     def _rows_of(self, task: TaskEntry, metric: Metric) -> list[dict[str, Any]]:
-        by_row: dict[str, list[tuple[int, dict[str, Any]]]] = {}
-        for run, result in self.results:
-            if run.task.name == task.name:
-                by_row.setdefault(run.row.name, []).append((run.seed, result))
+        macs, mine = "macs_published_length", self.rows[self.rows["task"] == task.name]
+        runs = {str(name): part for name, part in mine.groupby("row", sort=False)}
         samples = {
-            name: Sample(
-                tuple(result["values"][metric.name] for _, result in found),
-                tuple(seed for seed, _ in found),
-            )
-            for name, found in by_row.items()
+            name: found
+            for name, part in runs.items()
+            if (found := Sample.of(part, f"value {metric.name}")) is not None
         }
         baseline = self.table.baseline_of(task.name)
         base = samples.get(baseline)
-        macs = "macs_published_length"
-        base_macs = by_row[baseline][0][1][macs] if base else None
+        base_macs = None if base is None else runs[baseline][macs].iloc[0]
         return [
-            self._entry(
-                task, self.table.rows[name], metric, sample, [r for _, r in by_row[name]], base
-            )
+            self._entry(task, self.table.rows[name], metric, sample, runs[name], base)
             | {
-                "flop_ratio": by_row[name][0][1][macs] / base_macs if base_macs else None,
+                "flop_ratio": runs[name][macs].iloc[0] / base_macs if base_macs else None,
                 "difference_from_baseline": "" if base is None else beside(sample, base),
             }
             for name, sample in samples.items()
@@ -247,23 +247,22 @@ class Report:
         row: Row,
         metric: Metric,
         sample: Sample,
-        results: Sequence[dict[str, Any]],
+        runs: pd.DataFrame,
         base: Sample | None,
     ) -> dict[str, Any]:
         published = row.published.get(task.name, {}).get(metric.name)
-        size = results[0].get("num_test") if metric.unit == "%" else None
+        size: Any = runs["num_test"].iloc[0] if metric.unit == "%" else None
         smaller = bool(row.shortened) and any(run.options.shortened for run in self.runs)
         comparable = not self.shortened or (metric.command == "count" and not smaller)
         found = self._judged(task, row, metric.name, sample, base) if comparable else None
         note = "no published value" if published is None else "not compared: different protocol"
         if found is not None:
             note = found.measured
-            if sample.count == 1 and size:
+            if sample.count == 1 and pd.notna(size):
                 half = half_width_of_test_set(sample.mean, size)
                 note += f"; sampling error of the test set ± {half:.2f}"
         # The minutes of a resumed fit count only from its last start.
-        times = [r["fit_seconds_of_last_start"] for r in results if r["num_starts"] == 1]
-        whole = [seconds for seconds in times if seconds is not None]
+        seconds = runs.loc[runs["num_starts"] == 1, "fit_seconds_of_last_start"]
         return {
             "task": task.name,
             "row": row.name,
@@ -278,10 +277,10 @@ class Report:
             "published_spread": row.spread.get(task.name, {}).get(metric.name),
             "note": note,
             "verdict": None if found is None else found.verdict,
-            "num_parameters": results[0]["parameters"],
-            "macs_published_length": results[0]["macs_published_length"],
-            "fit_minutes": sum(whole) / len(whole) / 60 if whole else None,
-            "selected_on_test": results[0]["selected_on_test"],
+            "num_parameters": runs["parameters"].iloc[0],
+            "macs_published_length": runs["macs_published_length"].iloc[0],
+            "fit_minutes": seconds.astype(float).mean() / 60,
+            "selected_on_test": runs["selected_on_test"].iloc[0],
         }
 
     def _judged(

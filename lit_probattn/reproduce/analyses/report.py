@@ -128,10 +128,6 @@ class AnalysisReport(Report):
             "verdict": computed(ours, Printed.read(text), number.bound),
         }
 
-    def _sample(self, row: str, name: str) -> Sample | None:
-        mine = self.rows[self.rows["row"] == row] if len(self.rows) else self.rows
-        return Sample.of(mine, f"value {name}")
-
     def _reference(self, row: Row, name: str, ours: Sample) -> Reference | None:
         """Return the reference of a number's order: the baseline or the neutral value."""
         base, neutral = self.table.baseline, self.analysis.neutral
@@ -139,12 +135,12 @@ class AnalysisReport(Report):
             return Reference(ours.constant(neutral), neutral)
         if not base or base == row.name:
             return None
-        sample = self._sample(base, name)
+        sample = self.sample(base, f"value {name}")
         ((_, published),) = self.table.rows[base].published.items()
         return Reference(sample, published[name]) if sample and name in published else None
 
     def _verdict(self, row: Row, name: str, published: float) -> dict[str, Any]:
-        ours = self._sample(row.name, name)
+        ours = self.sample(row.name, f"value {name}")
         if ours is None:
             return {"verdict": "inconclusive", "note": "no model has been studied"}
         digits, comparable = self.analysis.digits[name], not self.shortened

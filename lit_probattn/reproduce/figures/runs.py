@@ -69,25 +69,17 @@ class RunFigure(FigureReport):
         """Return the finished runs of a row with their results."""
         return [(run, result) for run, result in self.results if run.row.name == row]
 
-    def sample(self, row: str, value: str) -> Sample | None:
+    def over_seeds(self, row: str, name: str) -> Sample | None:
         """Return a value of a row over seeds; None if it is missing.
 
         Raises:
             ConfigError: the value is unknown.
         """
-        found: dict[int, float] = {}
-        metrics = {name for task in self.table.tasks.values() for name in task.metrics}
-        for run, result in self.runs_of(row):
-            if value in self.values:
-                study, number = self.values[value]
-                if study.is_done(run):
-                    found[run.seed] = number.of(study, run)
-            elif value in result["values"]:
-                found[run.seed] = result["values"][value]
-        if value not in self.values and value not in metrics:
+        metrics = {metric for task in self.table.tasks.values() for metric in task.metrics}
+        if name not in self.values and name not in metrics:
             known = [*self.values, *metrics]
-            raise ConfigError(f"{self.table.name}: unknown value {value!r}{nearest(value, known)}")
-        return Sample(tuple(found.values()), tuple(found)) if found else None
+            raise ConfigError(f"{self.table.name}: unknown value {name!r}{nearest(name, known)}")
+        return self.sample(row, name if name in self.values else f"value {name}")
 
     def curves(self, row: str, metric: str) -> Curves:
         """Return a logged metric of a row, by seed."""
@@ -124,7 +116,7 @@ class RunFigure(FigureReport):
         def judge() -> Finding:
             label = {name: row.label for name, row in self.table.rows.items()}.__getitem__
             named = [claim.of_curve(self.drawn_of_test) for claim in claims]
-            return combined([claim.judge(self.sample, self.curves, label) for claim in named])
+            return combined([claim.judge(self.over_seeds, self.curves, label) for claim in named])
 
         return judge
 
