@@ -22,7 +22,6 @@ from lit_probattn.reproduce.analyses.report import AnalysisReport
 from lit_probattn.reproduce.analyses.table import Analysis
 from lit_probattn.reproduce.commands import DRAWING, missing_parts
 from lit_probattn.reproduce.figures.registry import entry_of, figure_class
-from lit_probattn.reproduce.figures.runs import RunFigure
 from lit_probattn.reproduce.figures.sweeps import SweepFigure
 from lit_probattn.reproduce.sweep_table import table_of
 
@@ -67,9 +66,8 @@ def _draw(options: argparse.Namespace, arguments: Sequence[str], part: Part, giv
     protocol = None if figure.has_reduced_runs else _protocol(options)
     read = entry_of(options.table, part).table
     table = read(options.table, part, options.tables, place, options.shortened)
-    more = {"is_short": options.shortened} if issubclass(figure, RunFigure) else {}
     reduced = options.shortened and figure.has_reduced_runs
-    made = partial(figure, part=part, reduced=reduced, **more)
+    made = partial(figure, part=part, reduced=reduced)
     return run(table, options, arguments, module=MODULE, protocol=protocol, report=made)
 
 
@@ -133,7 +131,7 @@ def _train(options: argparse.Namespace, arguments: Sequence[str], part: Part) ->
         print(f"missing part: {name}: its rows are skipped", file=sys.stderr)
     report: Callable[..., Report] = uea.UEAReport if kind == "uea" else Report
     if "studies" in part:
-        report = partial(ApproximationTable, part=part, is_short=options.shortened)
+        report = partial(ApproximationTable, part=part)
     return run(
         table,
         options,

@@ -47,8 +47,7 @@ def report_of(tmp_path, rows, seeds=(0, 1), options=None):
     """The report of trained runs, of which `rows` are studied."""
     table = read_table(NAME)
     runs = make_runs(table, [], seeds, options or Options(), Place(runs=tmp_path / "runs"))
-    short = bool(options and options.shortened)
-    report = ApproximationTable(table, runs, "a command", part=kinds()[NAME], is_short=short)
+    report = ApproximationTable(table, runs, "a command", part=kinds()[NAME])
     for run in runs:
         trained(run, tmp_path, run.seed, params=155.999)
         log = tmp_path / "metrics.csv"

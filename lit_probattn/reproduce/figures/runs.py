@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -29,16 +29,8 @@ _TEST_NOTE = (
 )
 
 
-@dataclass
 class RunFigure(FigureReport):
-    """A figure of configs/reproduce/run_figures.bundle.yaml.
-
-    Args:
-        table, runs, command, part, reduced: see FigureReport.
-        is_short: whether studies use their flags for the reduced protocol.
-    """
-
-    is_short: bool = False
+    """A figure of configs/reproduce/run_figures.bundle.yaml."""
 
     # ---- results --------------------------------------------------------------------------------
 
@@ -51,8 +43,9 @@ class RunFigure(FigureReport):
 
     @cached_property
     def studies(self) -> dict[str, RunStudy]:
-        """The studies by name."""
-        short = self.part.get("studies_shortened", {}) if self.is_short else {}
+        """The studies by name, with their flags for the reduced protocol if the runs have it."""
+        is_short = any(run.options.shortened for run in self.runs)
+        short = self.part.get("studies_shortened", {}) if is_short else {}
         named = self.part.get("studies", {})
         return {name: RunStudy(name, short.get(name, flags)) for name, flags in named.items()}
 

@@ -7,7 +7,9 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pytest
 
+from lit_probattn.compare.command import make_runs
 from lit_probattn.compare.flags import Place
+from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.tables import FOLDER, kinds
 from lit_probattn.reproduce.__main__ import main
 from lit_probattn.reproduce.figures.panels import Panel
@@ -80,7 +82,8 @@ def test_shortened_figures_have_a_protocol_and_studies(name):
     made = figure_class(name, part)
     table = entry_of(name, part).table(name, part, FOLDER, Place(), False)
     assert all(task.shortened for task in table.tasks.values())
-    report = made(table, [], "command", part=part, is_short=True)
+    runs = make_runs(table, [], [0], Options(shortened=True), Place())
+    report = made(table, runs, "command", part=part)
     assert set(report.studies) == set(part["studies"])
 
 
