@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import fnmatch
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from lit_probattn.base.config_files import files_in, find, is_there
 from lit_probattn.base.errors import ConfigError, nearest
@@ -18,6 +18,7 @@ FOLDER = Path("configs/reproduce")
 # Name of the column with the mean over the tasks.
 AVERAGE = "average"
 
+Record = TypeVar("Record")
 Kind = Literal["fits", "uea", "figure", "sweep_figure", "sweep_table", "analysis", "drawing"]
 
 
@@ -37,7 +38,7 @@ class Metric:
     name: str
     command: Literal["test", "validate", "count", "study"]
     key: str
-    printed: tuple[str, str]
+    printed: Sequence[str]
     unit: str
     scale: float = 1.0
     flags: Mapping[str, Any] = field(default_factory=dict)
@@ -234,20 +235,52 @@ class Table:
         return len(found) * len(set(self.seeds))
 
 
+def check_keys(
+    where: str, entry: Mapping[str, Any], required: Sequence[str], optional: Sequence[str]
+) -> None:
+    """Reject an entry with an unknown or missing key.
+
+    Raises:
+        ConfigError: there is such a key.
+    """
+    known = (*required, *optional)
+    for key in entry:
+        if key not in known:
+            raise ConfigError(f"{where}: unknown key {key!r}{nearest(key, known)}")
+    for key in required:
+        if key not in entry:
+            raise ConfigError(f"{where} does not set {key}")
+
+
+def record(kind: type[Record], where: str, entry: Mapping[str, Any], **others: Any) -> Record:
+    """Return an entry as a dataclass whose fields are the keys, except for the fields `others`.
+
+    Raises:
+        ConfigError: a key is unknown or missing.
+    """
+    dataclass_type: Any = kind
+    own = {one.name: one for one in fields(dataclass_type) if one.name not in others}
+    required = [n for n, one in own.items() if one.default is one.default_factory is MISSING]
+    check_keys(where, entry, required, [*own])
+    return kind(**entry, **others)
+
+
 def read_tasks(folder: Path = FOLDER) -> dict[str, TaskEntry]:
     """Read tasks.yaml.
 
     Raises:
-        ConfigError: the file or a part of it is missing, or a task starts from an unknown task or
-            from itself.
+        ConfigError: the file or a part of it is missing, a key is unknown, or a task starts from an
+            unknown task or from itself.
     """
     tasks: dict[str, TaskEntry] = {}
     for name, part in read_yaml(folder / "tasks.yaml").items():
+        where = f"{folder / 'tasks.yaml'}: task {name}"
+        task = record(TaskEntry, where, part, name=name, start=None)
         metrics = {
-            key: Metric(name=key, **{**entry, "printed": tuple(entry["printed"])})
+            key: record(Metric, f"{where}: metric {key}", entry, name=key)
             for key, entry in part["metrics"].items()
         }
-        tasks[name] = TaskEntry(**{**part, "name": name, "metrics": metrics})
+        tasks[name] = replace(task, metrics=metrics)
     return {name: _with_start(task, tasks, folder) for name, task in tasks.items()}
 
 
@@ -273,7 +306,7 @@ def read_table(name: str, folder: Path = FOLDER) -> Table:
     """Read a table of runs.
 
     Raises:
-        ConfigError: the file, a part of it, or a task is missing.
+        ConfigError: the file, a part of it, or a task is missing, or a key is unknown.
     """
     path = folder / f"{name}.yaml"
     content = read_yaml(path)
@@ -287,7 +320,9 @@ def read_table(name: str, folder: Path = FOLDER) -> Table:
             f"{path}: unknown task {missing[0]}: {folder / 'tasks.yaml'} has no entry"
         )
     tasks = {task: known[task] for task in content["tasks"]}
-    rows = {key: _row(key, part, tasks) for key, part in content["rows"].items()}
+    rows = {
+        key: _row(f"{path}: row {key}", key, part, tasks) for key, part in content["rows"].items()
+    }
     baselines = content.get("baselines", {})
     strange = [task for task in baselines if task not in tasks]
     if strange:
@@ -305,7 +340,7 @@ def read_table(name: str, folder: Path = FOLDER) -> Table:
 def _trend(
     part: Mapping[str, Any], tasks: Mapping[str, TaskEntry], rows: Mapping[str, Row], path: Path
 ) -> Trend:
-    found = Trend(**part)
+    found = record(Trend, f"{path}: trends", part)
     for kind, names, known in (("row", found.rows, rows), ("task", found.tasks, tasks)):
         strange = [name for name in names if name not in known]
         if strange:
@@ -317,14 +352,14 @@ def _trend(
     return found
 
 
-def _row(name: str, part: Mapping[str, Any], tasks: Mapping[str, TaskEntry]) -> Row:
+def _row(where: str, name: str, part: Mapping[str, Any], tasks: Mapping[str, TaskEntry]) -> Row:
     published: dict[str, dict[str, float]] = {}
     for task, value in part.get("published", {}).items():
         if not isinstance(value, Mapping):
             first = next(iter(tasks.values())) if task == AVERAGE else tasks[task]
             value = {next(iter(first.metrics)): value}
         published[task] = {key: float(number) for key, number in value.items()}
-    return Row(name=name, **{**part, "published": published})
+    return record(Row, where, {**part, "published": published}, name=name)
 
 
 def kinds(folder: Path = FOLDER) -> dict[str, dict[str, Any]]:

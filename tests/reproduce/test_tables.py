@@ -38,7 +38,7 @@ from lit_probattn.compare.tables import (
 from lit_probattn.configs import attention_entry, compose, flatten, read_yaml
 from lit_probattn.reproduce import uea
 from lit_probattn.tasks.base import Task
-from tests.compare.tiny import TABLE, write_tables
+from tests.compare.tiny import TABLE, TASKS, write_tables
 from tests.reproduce.small_tables import two_blocks
 from tests.support.paths import ROOT, shipped
 from tests.support.runs import printed_config
@@ -393,3 +393,33 @@ def test_baselines_of_unknown_tasks_and_rows_are_refused(tmp_path):
         folder = write_tables(tmp_path, {**TABLE, "baselines": baselines})
         with pytest.raises(ConfigError, match=message):
             read_table("tiny", folder)
+
+
+def test_missing_and_unknown_keys_of_entries_are_named(tmp_path):
+    row, listops = TABLE["rows"]["mgk_1"], TASKS["listops"]
+    rows = {**TABLE["rows"], "mgk_1": {**row, "override": {}}}
+    trend = {"over": "heads", "rows": {"mgk_1": 1}, "say": "rises", "says": "rises"}
+    metric = {**listops["metrics"]["test"], "scales": 2}
+    bare = {key: value for key, value in listops.items() if key != "config"}
+    wrong = {
+        r"tiny.yaml: row mgk_1: unknown key 'override'; did you mean 'overrides'": (
+            {**TABLE, "rows": rows},
+            TASKS,
+        ),
+        r"tiny.yaml: trends: unknown key 'say'; did you mean 'says'": (
+            {**TABLE, "trends": [trend]},
+            TASKS,
+        ),
+        r"tasks.yaml: task listops: unknown key 'lengths'; did you mean 'length'": (
+            TABLE,
+            {**TASKS, "listops": {**listops, "lengths": {}}},
+        ),
+        r"tasks.yaml: task listops does not set config": (TABLE, {**TASKS, "listops": bare}),
+        r"tasks.yaml: task listops: metric test: unknown key 'scales'; did you mean 'scale'": (
+            TABLE,
+            {**TASKS, "listops": {**listops, "metrics": {"test": metric}}},
+        ),
+    }
+    for message, (table, tasks) in wrong.items():
+        with pytest.raises(ConfigError, match=message):
+            read_table("tiny", write_tables(tmp_path, table, tasks))

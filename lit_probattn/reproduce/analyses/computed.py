@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from lit_probattn.base.config_files import find
-from lit_probattn.base.errors import ConfigError, nearest
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.compare.model import build_task
 from lit_probattn.compare.runs import Run
 from lit_probattn.compare.tables import read_table
@@ -32,26 +31,11 @@ class Computed:
         bound: kind of bound, if the paper prints a bound; None for the number itself.
     """
 
-    printed: tuple[str, str, str, str, str]
+    printed: tuple[str, ...]
     unit: str
     by: str
     of: str
     bound: Bound | None = None
-
-    @classmethod
-    def read(cls, where: str, entry: Mapping[str, Any]) -> Computed:
-        """Parse an entry of a table file.
-
-        Raises:
-            ConfigError: a key is missing, or the function is unknown.
-        """
-        for key in ("printed", "unit", "by", "of"):
-            if key not in entry:
-                raise ConfigError(f"{where}: a computed number does not set {key}")
-        if entry["by"] not in WAYS:
-            raise ConfigError(f"{where}: unknown by: {entry['by']!r}{nearest(entry['by'], WAYS)}")
-        chosen = {key: entry[key] for key in ("unit", "by", "of")}
-        return cls(tuple(entry["printed"]), **chosen, bound=entry.get("bound"))
 
     def value(self, folder: Path) -> float:
         """Return the number in its unit.

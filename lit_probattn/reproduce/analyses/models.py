@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from lit_probattn.compare.tables import (
     FOLDER,
     Row,
     Table,
+    check_keys,
     printed_numbers,
     read_table,
     read_tasks,
@@ -34,9 +35,9 @@ def models_of(name: str, part: Mapping[str, Any], folder: Path = FOLDER) -> Tabl
     Raises:
         ConfigError: something is missing or unknown.
     """
-    check(name, part, _REQUIRED, _OPTIONAL)
+    check_keys(name, part, _REQUIRED, _OPTIONAL)
     for key, entry in part["values"].items():
-        check(f"{name}: value {key}", entry, _OF_VALUE, _MORE_OF_VALUE)
+        check_keys(f"{name}: value {key}", entry, _OF_VALUE, _MORE_OF_VALUE)
     tasks = read_tasks(folder)
     if part["task"] not in tasks:
         hint = nearest(part["task"], tasks)
@@ -61,18 +62,6 @@ def models_of(name: str, part: Mapping[str, Any], folder: Path = FOLDER) -> Tabl
     )
 
 
-def check(
-    where: str, entry: Mapping[str, Any], required: Sequence[str], optional: Sequence[str]
-) -> None:
-    """Reject an entry with a missing or unknown key."""
-    for key in required:
-        if key not in entry:
-            raise ConfigError(f"{where} does not set {key}")
-    for key in entry:
-        if key not in (*required, *optional):
-            raise ConfigError(f"{where}: unknown key {key!r}{nearest(key, (*required, *optional))}")
-
-
 def _row(
     where: str,
     name: str,
@@ -85,7 +74,7 @@ def _row(
     if "runs" not in entry and "attention" not in entry:
         raise ConfigError(f"{where}: missing model; set runs or attention")
     own = ("where",) if "runs" in entry else ("set", "overrides", "where")
-    check(where, entry, ("printed", "runs" if "runs" in entry else "attention"), own)
+    check_keys(where, entry, ("printed", "runs" if "runs" in entry else "attention"), own)
     method, heads = entry["printed"]
     places = {key: (task, method, heads, *entry["printed"]) for key, entry in numbers.items()}
     found = {key: float(printed[place]) for key, place in places.items() if place in printed}

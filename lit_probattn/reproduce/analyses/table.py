@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from lit_probattn.base.errors import ConfigError, nearest
-from lit_probattn.compare.tables import FOLDER, Metric, Table, printed_numbers
+from lit_probattn.compare.tables import FOLDER, Metric, Table, printed_numbers, record
 from lit_probattn.experiments.expectations import Bound, digits_of
-from lit_probattn.reproduce.analyses.computed import Computed
+from lit_probattn.reproduce.analyses.computed import WAYS, Computed
 from lit_probattn.reproduce.analyses.models import models_of
 from lit_probattn.reproduce.studies import RunStudy, Value
 
@@ -112,7 +112,10 @@ def _digits(texts: Mapping[tuple[str, ...], str], task: str, printed: Sequence[s
 def _computed(
     name: str, entry: Mapping[str, Any], texts: Mapping[tuple[str, ...], str]
 ) -> tuple[Computed, str]:
-    found = Computed.read(name, entry)
+    found = record(Computed, f"{name}: a computed number", entry)
+    if found.by not in WAYS:
+        raise ConfigError(f"{name}: unknown by: {found.by!r}{nearest(found.by, WAYS)}")
+    found = replace(found, printed=tuple(found.printed))
     if found.printed not in texts:
         raise ConfigError(f"{name}: published.csv: missing {', '.join(found.printed)}")
     return found, texts[found.printed]

@@ -11,10 +11,11 @@ All rows must satisfy it; a sentence has the verdict of its weakest part.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from lit_probattn.base.errors import ConfigError, nearest
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.compare.tables import record
 from lit_probattn.experiments.expectations import (
     MISSING,
     Finding,
@@ -77,16 +78,11 @@ class Claim:
         """Parse an entry of a file.
 
         Raises:
-            ConfigError: a key or row is unknown, or neither or both of value and curve are set.
+            ConfigError: a key is missing, a key or row is unknown, or neither or both of value and
+                curve are set.
         """
         words = {("compare" if key == "is" else key): value for key, value in entry.items()}
-        known = [one.name for one in fields(cls)]
-        for key in words:
-            if key not in known:
-                raise ConfigError(f"{place}: claim: unknown key {key!r}{nearest(key, known)}")
-        if "rows" not in words or "compare" not in words:
-            raise ConfigError(f"{place}: a claim needs `rows` and `is`")
-        claim = cls(**words)
+        claim = record(cls, f"{place}: claim", words)
         if (claim.value is None) == (claim.curve is None) or (claim.curve and not claim.at):
             raise ConfigError(f"{place}: a claim needs either value, or curve and at")
         if claim.compare not in _COMPARE:

@@ -15,6 +15,7 @@ from lit_probattn.analysis.drawing import tiles
 from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.compare.protocol import setting
 from lit_probattn.compare.runs import Run
+from lit_probattn.compare.tables import record
 from lit_probattn.experiments.expectations import Finding, Sample, combined
 from lit_probattn.reproduce.figures.claims import Claim
 from lit_probattn.reproduce.figures.curves import Curves, curve_of
@@ -54,8 +55,9 @@ class RunFigure(FigureReport):
         """Values of studies by name."""
         found = {}
         for name, entry in self.part.get("values", {}).items():
-            entry = dict(entry)
-            found[name] = (self.studies[entry.pop("study")], Value(**entry))
+            where = f"{self.table.name}: value {name}"
+            number = {key: value for key, value in entry.items() if key != "study"}
+            found[name] = (self.studies[entry["study"]], record(Value, where, number))
         return found
 
     def runs_of(self, row: str) -> list[tuple[Run, dict[str, Any]]]:
@@ -122,7 +124,8 @@ class RunFigure(FigureReport):
 
     def drawn(self) -> dict[str, Callable[[], Figure]]:
         """Return functions that draw the panels and, as a separate figure, those of studies."""
-        panels = [Panel(**entry) for entry in self.part["panels"]]
+        where = f"{self.table.name}: panel"
+        panels = [record(Panel, where, entry) for entry in self.part["panels"]]
         drawn = [panel for panel in panels if panel.draw != "figures"]
         found: dict[str, Callable[[], Figure]] = {}
         if drawn:

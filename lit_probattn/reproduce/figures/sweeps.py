@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from lit_probattn.analysis.drawing import label, plain_log, powers_of_two, ratio_axis, tiles
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.provenance import as_command
+from lit_probattn.compare.tables import record
 from lit_probattn.experiments.expectations import Finding
 from lit_probattn.experiments.page import (
     Page,
@@ -184,7 +185,7 @@ class SweepFigure:
 
     def drawn(self) -> Figure:
         """Draw the panels in the paper's axes."""
-        entries = [Panel(**entry) for entry in self.part["panels"]]
+        entries = [record(Panel, f"{self.name}: panel", e) for e in self.part["panels"]]
         figure, axes = tiles(len(entries), 3 if len(entries) != 4 else 2, 4.2, 3.4)
         for panel, axis in zip(entries, axes, strict=True):
             name = panel.sweep or next(iter(self.sweeps))

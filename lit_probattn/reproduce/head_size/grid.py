@@ -11,7 +11,7 @@ from typing import Any, Literal
 from lit_probattn.base.config_files import run_stem
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.compare.flags import Place
-from lit_probattn.compare.tables import Metric, Row, Table, TaskEntry
+from lit_probattn.compare.tables import Metric, Row, Table, TaskEntry, record
 from lit_probattn.configs import compose, read_yaml
 from lit_probattn.reproduce.head_size.parameters import Sizes, matched_embed_dim, matched_mlp_dim
 
@@ -146,15 +146,9 @@ class Grid:
         Raises:
             ConfigError: the file is missing, has an unknown entry, or lacks one.
         """
-        try:
-            content = {**read_yaml(path), **(points or {})}
-            given: dict[str, Any] = {
-                k: tuple(v) if isinstance(v, list) else v for k, v in content.items()
-            }
-            return cls(**given)
-        except (ConfigError, TypeError) as error:
-            text = str(error).replace("Grid.__init__() ", "")
-            raise ConfigError(f"grid {path.name}: {' '.join(text.split())}") from error
+        content = {**read_yaml(path), **(points or {})}
+        given = {k: tuple(v) if isinstance(v, list) else v for k, v in content.items()}
+        return record(cls, f"grid {path.name}", given)
 
     def sizes(self, num_heads: int, head_dim: int, num_layers: int, vocab_size: int) -> Sizes:
         """Return the sizes of a model with the grid's width."""
