@@ -82,15 +82,15 @@ class Report:
         body += [f"Finding: {self.finding}", ""] if self.finding else []
         for caption, table in self.tables.items():
             body += [f"{caption}:", "", *markdown_lines(table), ""]
-        figures = self.figures()
-        tables = {"rows": as_csv(self.rows.assign(**facts))}
+        figures, rows = self.figures(), self.rows.assign(**facts)
+        tables = {"rows": as_csv(rows)}
         if any("_over_" in name for name in self.rows):
             kept = [n for n in self.rows if not n.endswith(("_s", "_bytes", "_repeats"))]
             tables["ratios"] = self.rows[kept].to_csv(index=False, float_format="%.4f")
         return Page(
             kind="study",
             title=self.title,
-            made=Made.by_facts(facts),
+            made=Made.of(rows, command=facts["command"]),
             finding=self.finding,
             body=[*body, *(line for name in figures for line in (image(name), ""))],
             tables=tables,

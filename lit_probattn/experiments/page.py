@@ -77,11 +77,6 @@ class Made:
         """Return the provenance of this process, on this machine if no other is given."""
         return cls(command, machine or place(), versions(), git_revision())
 
-    @classmethod
-    def by_facts(cls, facts: Mapping[str, str]) -> Made:
-        """Return the provenance given by `provenance.facts`."""
-        return cls(facts["command"], facts["device"], facts["versions"], facts["git_revision"])
-
     @property
     def lines(self) -> list[str]:
         """The lines of the head of a page."""
@@ -293,9 +288,9 @@ def as_csv(frame: pd.DataFrame, digits: int | None = None) -> str:
     return str(frame.to_csv(index=False, float_format=form))
 
 
-def image(name: str, words: str = "") -> str:
+def image(name: str) -> str:
     """Return the Markdown line that shows a figure of the page."""
-    shown = (words or name.replace("_", " ")).translate(str.maketrans("", "", "[]\\"))
+    shown = name.replace("_", " ").translate(str.maketrans("", "", "[]\\"))
     return f"![{one_line(shown)}]({FIGURES}/{name}.png)"
 
 

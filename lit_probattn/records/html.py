@@ -23,20 +23,18 @@ img { max-width: 100%; border: 1px solid #eee; } code { background: #f4f4f4; pad
 """
 
 
-def page(title: str, body: str, *, style: str = "", script: str = "") -> str:
+def page(title: str, body: str, *, style: str = "") -> str:
     """Return a whole page.
 
     Args:
         title: plain text.
         body: HTML.
         style: CSS in addition to `STYLE`.
-        script: JavaScript that runs after the body is loaded.
     """
-    code = f"<script>{script}</script>\n" if script else ""
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">{GENERATOR}'
         f'<meta name="viewport" content="width=device-width"><title>{html.escape(title)}</title>'
-        f"<style>{STYLE}{style}</style></head><body>\n{body}\n{code}</body></html>\n"
+        f"<style>{STYLE}{style}</style></head><body>\n{body}\n</body></html>\n"
     )
 
 

@@ -139,28 +139,18 @@ def model_shape(point: Point) -> ModelShape | None:
 def point_rows(
     point: Point, entries: list[dict[str, Any]], layer: Attention | None
 ) -> list[ProfileRow]:
-    """Complete the entries of a point with the columns that all its rows share."""
+    """Complete the entries of a point with the columns that all its rows share.
+
+    Settings and sizes of the point are the columns of the same names.
+    """
+    settings = {**point.sizes, **vars(point)}
     shared: dict[str, Any] = {
-        "sweep": point.sweep,
+        **{name: settings[name] for name in ProfileRow.model_fields if name in settings},
         "point_id": point.point_id,
         "rows_in_point": len(entries),
-        "quantity": point.quantity,
-        "variant": point.variant,
-        "baseline": point.baseline,
         "attention_class": point.class_path.rsplit(".", 1)[-1],
         "attention_args": json.dumps(dict(point.init_args), sort_keys=True),
-        "model": point.model,
-        "embed_dim": point.embed_dim,
-        "seq_len": point.seq_len,
-        "grid_heads": point.grid_heads,
         "num_heads": point.init_args.get("num_heads") if layer is None else layer.num_heads,
-        "head_dim": point.sizes.get("head_dim"),
-        "num_layers": point.sizes.get("num_layers"),
-        "mlp_dim": point.sizes.get("mlp_dim"),
-        "batch_size": point.batch_size,
-        "mode": point.mode,
-        "backend": point.backend,
-        "dtype": point.dtype,
         "source": "measured",
         "scope": "attention" if point.model == "attention" else "model",
         "status": "ok",

@@ -127,7 +127,7 @@ def test_the_revision_is_that_of_the_checkout(monkeypatch):
 def test_the_head_of_a_report_names_how_it_was_made():
     facts = provenance.facts("python -m examples.studies.a", "meta")
     assert list(facts) == ["device", "versions", "git_revision", "command"]
-    command, hardware, versions = Made.by_facts(facts).lines
+    command, hardware, versions = Made.of(pd.DataFrame([facts]), command=facts["command"]).lines
     assert command == "- Command: `python -m examples.studies.a`"
     assert hardware == "- Hardware: meta tensors"
     assert facts["versions"] in versions
