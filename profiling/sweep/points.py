@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
-from lit_probattn.attention import Attention, AttentionFactory
+from lit_probattn.attention import Attention
 from lit_probattn.base.errors import UnsupportedError
-from lit_probattn.base.memory import (
-    Resident,
-    StepFunction,
-    predicted_bytes,
-    resident_bytes,
-)
+from lit_probattn.base.memory import predicted_bytes, resident_bytes
 from lit_probattn.base.provenance import command_line, device_name, git_revision, versions
-from lit_probattn.configs import attention_factory
 from lit_probattn.measure.memory import (
     cuda_peak_bytes,
     measured_cpu_bytes,
@@ -27,113 +20,10 @@ from lit_probattn.measure.memory import (
     nvml_used_bytes,
 )
 from lit_probattn.measure.timing import captured, quantile, time_columns, time_sides
-from profiling.cost.count import Setting, count_costs
-from profiling.cost.exact import ModelShape
-from profiling.cost.models import (
-    AttentionOnly,
-    LanguageModel,
-    PairModel,
-    SequenceModel,
-    TranslationModel,
-)
 from profiling.measure.rows import ProfileRow, Source
+from profiling.sweep.count import count_costs
+from profiling.sweep.models import make_step
 from profiling.sweep.plan import Point
-
-MODELS: dict[str, Callable[..., nn.Module]] = {
-    "attention": AttentionOnly.build,
-    "language_model": LanguageModel,
-    "classifier": SequenceModel,
-    "pair_classifier": PairModel,
-    "encoder_decoder": TranslationModel,
-}
-_FACTORIES: dict[str, AttentionFactory] = {}
-# Models with an output layer over the vocabulary and a causal mask.
-_WRITERS = ("language_model", "encoder_decoder")
-
-
-def _factory(class_path: str, arguments: Mapping[str, Any]) -> AttentionFactory:
-    """Return the factory of an attention; parsing its arguments takes longer than a small model."""
-    key = f"{class_path} {json.dumps(arguments, sort_keys=True, default=str)}"
-    if key not in _FACTORIES:
-        _FACTORIES[key] = attention_factory(class_path, arguments)
-    return _FACTORIES[key]
-
-
-def build_model(point: Point) -> nn.Module:
-    """Return the point's model on the current default device, in the point's mode.
-
-    Raises:
-        ConfigError, ValueError: the attention layer rejects its arguments or sizes.
-    """
-    arguments = {**point.init_args, "backend": point.backend}
-    attention = _factory(point.class_path, arguments)
-    sizes = dict(point.sizes, embed_dim=point.embed_dim, max_seq_len=point.seq_len)
-    causal, output = sizes.pop("is_causal"), sizes.pop("include_output_layer")
-    if point.model == "attention":
-        sizes = {k: sizes[k] for k in ("embed_dim", "head_dim")}
-    if point.model in ("attention", *_WRITERS):
-        sizes["is_causal"] = causal
-    if point.model in _WRITERS:
-        sizes.pop("num_classes", None)
-        sizes["include_output_layer"] = output
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, point.dtype))
-    try:
-        model = MODELS[point.model](attention, **sizes)
-    finally:
-        torch.set_default_dtype(before)
-    return model.train(point.mode == "train")
-
-
-def make_inputs(point: Point, device: torch.device | str) -> Tensor:
-    """Return random inputs: features (B, N, C), tokens (B, N), or pairs of texts (B, 2, N).
-
-    A pair is the two inputs of a pair classifier, or source and target.
-    """
-    shape: tuple[int, ...] = (point.batch_size, point.seq_len)
-    if point.model == "attention":
-        dtype = getattr(torch, point.dtype)
-        return torch.randn(*shape, point.embed_dim, dtype=dtype, device=device)
-    if point.model in ("pair_classifier", "encoder_decoder"):
-        shape = (point.batch_size, 2, point.seq_len)
-    return torch.randint(point.sizes["vocab_size"], shape, device=device)
-
-
-def model_shape(point: Point) -> ModelShape | None:
-    """Return the sizes for the closed forms of the model; None for a single attention layer."""
-    if point.model == "attention":
-        return None
-    sizes, c = point.sizes, point.embed_dim
-    vocab, hidden = sizes["vocab_size"], sizes["mlp_dim"]
-    num_sequences, norm_first, has_decoder = 1, True, point.model == "encoder_decoder"
-    if has_decoder:  # the output layer is tied to the target embedding
-        embedding, head_parameters, norm_first = 2 * vocab * c, 0, False
-        head_macs = point.seq_len * c * vocab if sizes["include_output_layer"] else 0
-    elif point.model == "language_model":
-        clusters = sum(c < vocab for c in (20000, 40000, 200000))
-        embedding = vocab * c + vocab + clusters * (c + 1)
-        head_parameters, norm_first = 0, False
-        head_macs = point.seq_len * c * (vocab + clusters) if sizes["include_output_layer"] else 0
-    else:
-        num_sequences = 2 if point.model == "pair_classifier" else 1
-        width = 4 * c if point.model == "pair_classifier" else c
-        classes = sizes["num_classes"]
-        embedding = (vocab + point.seq_len) * c
-        head_parameters = width * hidden + hidden + hidden * classes + classes
-        head_macs = width * hidden + hidden * classes
-    return ModelShape(
-        num_layers=sizes["num_layers"],
-        embed_dim=c,
-        mlp_dim=hidden,
-        seq_len=point.seq_len,
-        num_sequences=num_sequences,
-        batch_size=point.batch_size,
-        norm_first=norm_first,
-        embedding_parameters=embedding,
-        head_parameters=head_parameters,
-        head_macs=head_macs,
-        has_decoder=has_decoder,
-    )
 
 
 def point_rows(
@@ -198,36 +88,8 @@ def _memory(source: Source, peak: int, resident: int, **more: Any) -> dict[str, 
 # ---------------------------------------------------------------------- quantities
 def measure_cost(point: Point) -> list[ProfileRow]:
     """Count multiply-adds and parameters on the meta device; add the closed forms."""
-    setting = Setting(
-        build=partial(build_model, point),
-        make_inputs=partial(make_inputs, point),
-        shape=model_shape(point),
-        batch_size=point.batch_size,
-        seq_len=point.seq_len,
-        backend=point.backend,
-        train=point.mode == "train",
-        dtype=getattr(torch, point.dtype),
-    )
-    layer, entries = count_costs(setting)
+    layer, entries = count_costs(point)
     return point_rows(point, entries, layer)
-
-
-def make_step(point: Point, device: torch.device) -> tuple[StepFunction, Resident]:
-    """Return a function that runs one step, in training with backward, and the resident memory."""
-    with torch.device(device):
-        model = build_model(point)
-        inputs = make_inputs(point, device)
-
-    def step() -> None:
-        if point.mode == "eval":
-            with torch.no_grad():
-                model(inputs)
-            return
-        out = model(inputs)
-        out.backward(torch.ones_like(out))  # dense, like the gradient of a loss
-        model.zero_grad(set_to_none=True)
-
-    return step, (model, inputs)
 
 
 def measure_memory(point: Point, predicted: tuple[int, int] | None = None) -> list[ProfileRow]:
@@ -288,12 +150,6 @@ def measure_time(point: Point) -> list[ProfileRow]:
     return point_rows(point, [entry], None)
 
 
-MEASURES: dict[str, Callable[[Point], list[ProfileRow]]] = {
-    "cost": measure_cost,
-    "time": measure_time,
-}
-
-
 def measure_point(point: Point, predicted: tuple[int, int] | None = None) -> list[ProfileRow]:
     """Return the rows of a point; an error becomes a failed row with the reason.
 
@@ -305,7 +161,7 @@ def measure_point(point: Point, predicted: tuple[int, int] | None = None) -> lis
     try:
         if point.quantity == "memory":
             return measure_memory(point, predicted)
-        return MEASURES[point.quantity](point)
+        return measure_cost(point) if point.quantity == "cost" else measure_time(point)
     except Exception as error:
         kind = type(error).__name__
         return failed_rows(point, f"{kind}: {error}" if str(error) else kind)

@@ -15,8 +15,8 @@ import torch
 
 from lit_probattn.base.files import digest
 from lit_probattn.base.memory import predicted_bytes
+from profiling.sweep.models import make_step
 from profiling.sweep.plan import Point
-from profiling.sweep.points import make_step
 
 KERNELS = "triton"  # the backend that runs on a GPU only
 _LINEAR_FROM = 2  # layers; one layer alone does not show the peak between two

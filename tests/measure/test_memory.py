@@ -16,8 +16,8 @@ from lit_probattn.base import torch_internals
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.memory import predicted_bytes, resident_bytes
 from lit_probattn.measure.memory import cpu_peak_bytes, measured_cpu_bytes
+from profiling.sweep.models import make_step
 from profiling.sweep.plan import make_plan
-from profiling.sweep.points import make_step
 from profiling.sweep.run import memory_table
 from tests.profiling.helpers import MGK, attention, fork_workers, sweep
 from tests.support.slow import mostly_slow

@@ -12,8 +12,9 @@ from torch import Tensor
 from lit_probattn.attention import Attention, Cost, SoftmaxAttention
 from lit_probattn.base.files import append_lines
 from lit_probattn.measure.counters import torch_macs
-from profiling.cost.count import Entry, Setting, count_costs
 from profiling.sweep.config import SweepConfig
+from profiling.sweep.count import Entry, count_costs
+from profiling.sweep.plan import Point
 from profiling.sweep.worker import run_worker
 from tests.support.forks import fork_module
 
@@ -52,13 +53,12 @@ _COUNTED: dict[str, tuple[Attention, list[Entry]]] = {}
 def count_once(monkeypatch) -> None:
     """Count each model once per process: sweeps of different tests have the same points."""
 
-    def counted(setting: Setting) -> tuple[Attention, list[Entry]]:
-        (point,) = setting.build.args
+    def counted(point: Point) -> tuple[Attention, list[Entry]]:
         fields = ("class_path", "init_args", "model", "sizes", "embed_dim", "seq_len")
         fields += ("batch_size", "mode", "backend", "dtype")
         key = repr([getattr(point, name) for name in fields])
         if key not in _COUNTED:
-            _COUNTED[key] = count_costs(setting)
+            _COUNTED[key] = count_costs(point)
         return _COUNTED[key]
 
     monkeypatch.setattr("profiling.sweep.points.count_costs", counted)
@@ -69,7 +69,7 @@ def count_by_torch_alone(monkeypatch) -> None:
 
     Without normalisations both counts are equal, as the tests in `tests/profiling/cost` show.
     """
-    monkeypatch.setattr("profiling.cost.count.fvcore_macs", torch_macs)
+    monkeypatch.setattr("profiling.sweep.count.fvcore_macs", torch_macs)
 
 
 def fork_workers(monkeypatch) -> None:

@@ -12,11 +12,12 @@ from torch import nn
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.measure.counters import torch_flops_by_module, torch_macs
 from lit_probattn.randomness import RandomKey
-from profiling.cost.count import attention_layers, require_identical
 from profiling.cost.models import LanguageModel, PairModel, SequenceModel
 from profiling.sweep.config import SweepConfig
+from profiling.sweep.count import attention_layers, require_identical
+from profiling.sweep.models import build_model, make_inputs
 from profiling.sweep.plan import make_plan
-from profiling.sweep.points import build_model, make_inputs, measure_point
+from profiling.sweep.points import measure_point
 from tests.profiling.cost.paper_formulas import mgk_parameters, smgk_parameters, softmax_parameters
 from tests.profiling.helpers import count_by_torch_alone
 from tests.support.paths import ROOT

@@ -12,8 +12,8 @@ import torch
 from lit_probattn.base.memory import predicted_bytes
 from profiling.measure.rows import Quantity
 from profiling.sweep.config import load_sweep
+from profiling.sweep.models import make_step
 from profiling.sweep.plan import make_plan
-from profiling.sweep.points import make_step
 from profiling.sweep.predictions import Predictions, place_of, predict
 from profiling.sweep.run import cannot_fit, describe_plan
 from tests.profiling.helpers import MGK, attention, sweep

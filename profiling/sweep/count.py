@@ -1,4 +1,4 @@
-"""Count the multiply-adds and parameters of a model and compare them with closed forms.
+"""Count the multiply-adds and parameters of a point's model, and compare with closed forms.
 
 The blocks of a stack are identical, which is checked; one is counted and multiplied.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -20,15 +19,11 @@ from lit_probattn.base.torch_internals import FakeTensorMode
 from lit_probattn.measure.counters import Macs, fvcore_macs, torch_macs, torch_train_macs
 from lit_probattn.models.adaptive_softmax import AdaptiveSoftmax
 from lit_probattn.models.transformer import Transformer
-from profiling.cost.exact import (
-    ExactCost,
-    ModelShape,
-    attention_cost,
-    backend_macs,
-    scope_costs,
-)
+from profiling.cost.exact import ExactCost, attention_cost, backend_macs, scope_costs
 from profiling.cost.models import AttentionOnly
 from profiling.measure.rows import Scope
+from profiling.sweep.models import build_model, make_inputs, model_shape
+from profiling.sweep.plan import Point
 
 # Allowed relative difference of measured value and closed form.
 TOLERANCE = 1e-6
@@ -39,48 +34,25 @@ SCOPES: tuple[Scope, ...] = ("attention", "layers", "model")
 Entry = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Setting:
-    """A model to count, with its inputs and mode.
+@contextlib.contextmanager
+def _device(point: Point) -> Iterator[str]:
+    """Enter the device on which backward runs the same operations as on real tensors.
 
-    Args:
-        make_inputs: creates its inputs on a device.
-        shape: sizes for the closed forms; None for a single attention layer.
-        train: forward and backward instead of forward; fvcore counts the forward pass only.
+    On meta tensors PyTorch's attention runs as plain matrix products; on fake CPU tensors as the
+    fused kernel, whose backward pass recomputes the scores.
     """
+    if point.mode == "train" and point.backend in ("sdpa", "auto"):
+        with FakeTensorMode(), torch.device("cpu"):
+            yield "cpu"
+    else:
+        with torch.device("meta"):
+            yield "meta"
 
-    build: Callable[[], nn.Module]
-    make_inputs: Callable[[str], Tensor]
-    shape: ModelShape | None
-    batch_size: int
-    seq_len: int
-    backend: str
-    train: bool
-    dtype: torch.dtype
 
-    @property
-    def calls(self) -> int:
-        """Number of sequences per attention layer."""
-        return self.batch_size if self.shape is None else self.shape.calls
-
-    @property
-    def num_layers(self) -> int:
-        """Number of attention layers."""
-        return 1 if self.shape is None else self.shape.num_attentions
-
-    @contextlib.contextmanager
-    def device(self) -> Iterator[str]:
-        """Enter the device on which backward runs the same operations as on real tensors.
-
-        On meta tensors PyTorch's attention runs as plain matrix products; on fake CPU tensors as
-        the fused kernel, whose backward pass recomputes the scores.
-        """
-        if self.train and self.backend in ("sdpa", "auto"):
-            with FakeTensorMode(), torch.device("cpu"):
-                yield "cpu"
-        else:
-            with torch.device("meta"):
-                yield "meta"
+def _layer_calls(point: Point) -> tuple[int, int]:
+    """Return the number of sequences per attention layer, and of attention layers."""
+    shape = model_shape(point)
+    return (point.batch_size, 1) if shape is None else (shape.calls, shape.num_attentions)
 
 
 def attention_layers(model: nn.Module) -> list[Attention]:
@@ -139,27 +111,30 @@ def _backend_note(layer: Attention, inputs: Tensor, backend: str, train: bool) -
     return note
 
 
-def count_costs(setting: Setting) -> tuple[Attention, list[Entry]]:
-    """Return the first attention layer of a model, and measured and closed-form counts by scope."""
+def count_costs(point: Point) -> tuple[Attention, list[Entry]]:
+    """Return the first attention layer of a model, and measured and closed-form counts by scope.
+
+    In training these are forward and backward; fvcore counts the forward pass only.
+    """
+    train = point.mode == "train"
     with torch.device("meta"):
-        model = setting.build()
+        model = build_model(point)
         layer = attention_layers(model)[0]
         for module in attention_layers(model):
             module.dropout = 0.0  # has no products, and tracing does not support its generator
-        measured = _measure(setting, model, "meta", fvcore_macs)
-        parameters, tables = count_parameters(model, setting.shape is None), table_parameters(model)
-        probe = _probe(setting, layer)
-        note = None if setting.train else _backend_note(layer, probe, setting.backend, False)
-    with setting.device() as device:
-        model = setting.build()
-        counter = torch_train_macs if setting.train else torch_macs
-        torch_counts = _measure(setting, model, device, counter)
-        if setting.train:
+        measured = _measure(point, model, "meta", fvcore_macs)
+        parameters = count_parameters(model, model_shape(point) is None)
+        tables, probe = table_parameters(model), _probe(point, layer)
+        note = None if train else _backend_note(layer, probe, point.backend, False)
+    with _device(point) as device:
+        model = build_model(point)
+        torch_counts = _measure(point, model, device, torch_train_macs if train else torch_macs)
+        if train:
             first = attention_layers(model)[0]
-            note = _backend_note(first, _probe(setting, first), setting.backend, True)
+            note = _backend_note(first, _probe(point, first), point.backend, True)
     problem, exact = None, None
     try:
-        exact = _exact(setting, layer)
+        exact = _exact(point, layer)
     except UnsupportedError as error:
         problem = str(error)
     entries: list[Entry] = []
@@ -173,7 +148,7 @@ def count_costs(setting: Setting) -> tuple[Attention, list[Entry]]:
         if scope == "model":
             found["num_parameters_non_embedding"] = parameters["model"] - tables
         analytic = None if exact is None else exact[scope]
-        entries.append(found | _differences(found, operations, analytic, setting.train))
+        entries.append(found | _differences(found, operations, analytic, train))
         if analytic is not None:
             entries.append(analytic)
     return layer, entries
@@ -203,23 +178,24 @@ def _differ(first: int | None, second: int | None) -> bool:
     return abs(first - second) > TOLERANCE * max(abs(first), abs(second))
 
 
-def _probe(setting: Setting, layer: Attention) -> Tensor:
-    shape = (setting.calls, setting.seq_len, layer.embed_dim)
-    return torch.empty(*shape, dtype=setting.dtype)
+def _probe(point: Point, layer: Attention) -> Tensor:
+    calls, _ = _layer_calls(point)
+    shape = (calls, point.seq_len, layer.embed_dim)
+    return torch.empty(*shape, dtype=getattr(torch, point.dtype))
 
 
 def _measure(
-    setting: Setting, model: nn.Module, device: str, count: Callable[[nn.Module, Tensor], Macs]
+    point: Point, model: nn.Module, device: str, count: Callable[[nn.Module, Tensor], Macs]
 ) -> dict[Scope, Macs]:
     """Count an attention layer, and stacks and model by models with one and two blocks."""
     if isinstance(getattr(model, "is_causal", None), bool):
         model.is_causal = False  # type: ignore[assignment]
     layer = attention_layers(model)[0]
-    alone = count(AttentionOnly(layer), _probe(setting, layer))
-    result: dict[Scope, Macs] = {"attention": alone.times(setting.num_layers)}
-    if setting.shape is None:
+    alone, (_, num_layers) = count(AttentionOnly(layer), _probe(point, layer)), _layer_calls(point)
+    result: dict[Scope, Macs] = {"attention": alone.times(num_layers)}
+    if model_shape(point) is None:
         return result
-    found, inputs = stacks(model), setting.make_inputs(device)
+    found, inputs = stacks(model), make_inputs(point, device)
     whole = [stack.blocks for stack in found]
     for stack, blocks in zip(found, whole, strict=True):
         require_identical(blocks)
@@ -236,18 +212,18 @@ def _measure(
     return result
 
 
-def _exact(setting: Setting, layer: Attention) -> dict[Scope, Entry]:
-    one = attention_cost(layer, setting.seq_len)
-    run = backend_macs(
-        layer, setting.seq_len, setting.backend, train=setting.train, dtype=setting.dtype
-    )
-    calls = setting.calls * setting.num_layers
-    reason = None if run is not None else f"no closed form for backend {setting.backend}"
+def _exact(point: Point, layer: Attention) -> dict[Scope, Entry]:
+    shape, train, dtype = model_shape(point), point.mode == "train", getattr(torch, point.dtype)
+    one = attention_cost(layer, point.seq_len)
+    run = backend_macs(layer, point.seq_len, point.backend, train=train, dtype=dtype)
+    per_layer, num_layers = _layer_calls(point)
+    calls = per_layer * num_layers
+    reason = None if run is not None else f"no closed form for backend {point.backend}"
     costs: dict[str, ExactCost] = {
-        "attention": ExactCost(one.macs * calls, 0, one.num_parameters * setting.num_layers)
+        "attention": ExactCost(one.macs * calls, 0, one.num_parameters * num_layers)
     }
-    if setting.shape is not None:
-        costs = scope_costs(setting.shape, one)
+    if shape is not None:
+        costs = scope_costs(shape, one)
     printed = one.paper_flops if one.paper_flops_printed is None else one.paper_flops_printed
     entries: dict[Scope, Entry] = {}
     for scope in SCOPES[: len(costs)]:
@@ -255,15 +231,15 @@ def _exact(setting: Setting, layer: Attention) -> dict[Scope, Entry]:
         macs = None
         if run is not None:
             rest = cost.macs - one.macs * calls
-            macs = run * calls + rest * (3 if setting.train else 1)
+            macs = run * calls + rest * (3 if train else 1)
         found: Entry = {
             **{"source": "analytic", "scope": scope, "reason": reason, **_products(macs)},
             "num_parameters": cost.num_parameters,
         }
-        if setting.shape is not None and scope == "model":
-            tables = setting.shape.embedding_parameters
+        if shape is not None and scope == "model":
+            tables = shape.embedding_parameters
             found["num_parameters_non_embedding"] = cost.num_parameters - tables
-        if setting.backend == layer.core.makes.stated_backend:
+        if point.backend == layer.core.makes.stated_backend:
             found["fvcore_operations"] = cost.macs + cost.norm_operations
         if scope == "attention":
             found["paper_operations"] = one.paper_flops * calls
