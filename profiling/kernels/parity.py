@@ -102,6 +102,11 @@ class ParityTask:
         """Case, dtype and head size."""
         return f"{self.case.name}, {self.dtype_name}, {self.head_dim}"
 
+    def result(self, rows: list[ParityRow], problem: str = "") -> Compared:
+        """Return its result; without rows, the problem is the reason."""
+        family = kernel_family(make_layer(self.case, self.head_dim, torch.device("cpu")))
+        return Compared(self.label, family, self.dtype_name, self.head_dim, rows, problem)
+
 
 @dataclass(frozen=True)
 class Compared:
@@ -130,17 +135,9 @@ class Compared:
 def compare(task: ParityTask) -> Compared:
     """Run the self-test of a case's kernels on a GPU, then compare their errors."""
     layer = make_layer(task.case, task.head_dim, torch.device("cpu"))
-    family = kernel_family(layer)
-    sizes = (task.head_dim, layer.value_head_dim)
-    done = partial(Compared, task.label, family, task.dtype_name, task.head_dim)
+    family, sizes = kernel_family(layer), (task.head_dim, layer.value_head_dim)
     problem = failure(family, task.dtype, sizes) if task.device == "cuda" else None
-    if problem is not None:
-        return done([], problem)
-    device = torch.device(task.device)
-    found = parity_rows(
-        task.case, task.dtype, device=device, head_dim=task.head_dim, shapes=[*task.shapes]
-    )
-    return done(found)
+    return task.result(parity_rows(task)) if problem is None else task.result([], problem)
 
 
 def compare_all(tasks: Sequence[ParityTask], jobs: int) -> list[Compared]:
@@ -148,12 +145,8 @@ def compare_all(tasks: Sequence[ParityTask], jobs: int) -> list[Compared]:
     found = {}
     for outcome in in_processes(compare, tasks, jobs):
         task = outcome.task
-        if outcome.problem:
-            layer = make_layer(task.case, task.head_dim, torch.device("cpu"))
-            where = kernel_family(layer), task.dtype_name, task.head_dim
-            found[task.label] = Compared(task.label, *where, rows=[], problem=outcome.problem)
-        else:
-            found[task.label] = outcome.result
+        problem = outcome.problem
+        found[task.label] = task.result([], problem) if problem else outcome.result
         print(f"parity: {task.label}: {found[task.label].problem or 'compared'}", flush=True)
     return [found[task.label] for task in tasks]
 
@@ -278,20 +271,14 @@ def make_layer(case: Case, head_dim: int, device: torch.device) -> Attention:
     return layer.to(device)
 
 
-def parity_rows(
-    case: Case,
-    dtype: torch.dtype,
-    *,
-    device: torch.device,
-    head_dim: int,
-    shapes: list[tuple[int, int]],
-) -> list[ParityRow]:
+def parity_rows(task: ParityTask) -> list[ParityRow]:
     """Return the errors of output and gradients, over all shapes (queries, keys) together."""
-    layer = make_layer(case, head_dim, device)
-    exact_layer = make_layer(case, head_dim, device).double()
+    case, dtype, device = task.case, task.dtype, torch.device(task.device)
+    layer = make_layer(case, task.head_dim, device)
+    exact_layer = make_layer(case, task.head_dim, device).double()
     squares: dict[str, list[float]] = {}
     sizes: dict[str, float] = {}
-    for seed, (num_queries, num_keys) in enumerate(shapes):
+    for seed, (num_queries, num_keys) in enumerate(task.shapes):
         inputs = make_inputs(layer, case, num_queries, num_keys, dtype, seed)
         exact = heads_and_gradients(exact_layer, "reference", inputs, torch.float64)
         found = heads_and_gradients(layer, "triton", inputs, dtype)

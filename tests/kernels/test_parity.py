@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from profiling.kernels.cases import CASES
-from profiling.kernels.parity import BUDGET, over_budget, parity_rows
+from profiling.kernels.parity import BUDGET, ParityTask, over_budget, parity_rows
 from tests.support.slow import mostly_slow
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -50,7 +50,7 @@ def cases_of(family):
 )
 def test_error_of_pairs_is_within_twice_that_of_eager_code(case, dtype):
     shapes = SHAPES["dense"] if dtype == torch.float32 else SHAPES["dense"][:1]
-    rows = parity_rows(case, dtype, device=DEVICE, head_dim=13, shapes=shapes)
+    rows = parity_rows(ParityTask(case, dtype, str(DEVICE), 13, tuple(shapes)))
     assert {row.tensor for row in rows} >= {"out", "query", "key", "value"}
     for row in rows:
         assert row.ratio <= BUDGET, row
@@ -66,7 +66,7 @@ def test_error_of_mixed_heads_and_of_states_is_within_twice_that_of_eager_code(c
     family = "fish" if case in cases_of("fish") else "linear"
     shapes = SHAPES[family] if draws_noise(case) else SHAPES[family][:3]
     shapes = shapes if dtype == torch.float32 else shapes[::3]
-    rows = parity_rows(case, dtype, device=DEVICE, head_dim=9, shapes=shapes)
+    rows = parity_rows(ParityTask(case, dtype, str(DEVICE), 9, tuple(shapes)))
     found = {row.tensor for row in rows}
     assert found >= {"out", "query", "key", "value"}
     assert "mixing.weights.0" in found or family == "linear"

@@ -8,7 +8,7 @@ import torch
 from lit_probattn.attention import MGKAttention
 from profiling.kernels import parity
 from profiling.kernels.cases import Case
-from profiling.kernels.parity import ParityRow, over_budget, parity_rows
+from profiling.kernels.parity import ParityRow, ParityTask, over_budget, parity_rows
 
 
 def row(tensor: str, ratio: float) -> ParityRow:
@@ -37,6 +37,5 @@ def test_a_gradient_that_is_zero_is_compared_with_rounding(monkeypatch, error, i
 
     monkeypatch.setattr(parity, "heads_and_gradients", heads)
     case = Case("one component", MGKAttention, {"num_components": 1})
-    cpu = torch.device("cpu")
-    rows = parity_rows(case, torch.float32, device=cpu, head_dim=4, shapes=[(2, 2)])
+    rows = parity_rows(ParityTask(case, torch.float32, "cpu", 4, ((2, 2),)))
     assert bool(over_budget(rows)) is is_over
