@@ -154,7 +154,9 @@ def checks_arguments(init: _Constructor) -> _Constructor:
         ConfigError: at the call, an argument is none of the choices of its `Literal` type, outside
             of its `Range`, or NaN.
     """
-    names, hints = list(inspect.signature(init).parameters)[1:], _hints_of(init)
+    positional = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    parameters, hints = inspect.signature(init).parameters, _hints_of(init)
+    names = [name for name, p in parameters.items() if p.kind in positional][1:]
 
     @functools.wraps(init)
     def construct(self: Any, *args: Any, **given: Any) -> None:

@@ -238,6 +238,24 @@ def test_other_values_than_the_choices_are_refused(given, told):
         Chooser(*given)
 
 
+class Several:
+    """Takes any number of positional values."""
+
+    @checks_arguments
+    def __init__(self, first: str, *paths: Any, mode: Literal["a", "b"] = "a", **more: Any) -> None:
+        self.given = (first, paths, mode, more)
+
+
+def test_values_of_variadic_arguments_are_not_those_of_the_arguments_behind_them():
+    assert Several("x", "y", "z", mode="b").given == ("x", ("y", "z"), "b", {})
+    assert Several("x", "y", "z", float("inf"), paths=1).given[1:] == (
+        *(("y", "z", float("inf")), "a"),
+        {"paths": 1},
+    )
+    with pytest.raises(ConfigError, match=r"^mode must be one of a, b, received 'c'$"):
+        Several("x", "y", mode="c")
+
+
 def test_a_parser_sees_the_fields_of_records_through_subclasses():
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(Wide, "it")
