@@ -358,6 +358,8 @@ class Attention(RenamingModule):
             pairs: dict[str, Any] = {"attn_mask": attn_mask, "bias": bias, "memory": memory}
             out = self(*tokens, is_causal=is_causal, rng=rng, cu_seqlens=documents, **pairs)
             return nested_like(query, out)
+        if query_mask is not None:
+            check_query_mask(query_mask, query)
         masks: dict[str, Any] = {"attn_mask": attn_mask, "is_causal": is_causal, "bias": bias}
         packing = None
         if cu_seqlens is not None or cu_seqlens_k is not None:
@@ -371,7 +373,6 @@ class Attention(RenamingModule):
             named = {"key": key, "value": value, "key_mask": key_mask, "cache": cache}
             call = self._recall(query, memory, named, rng=rng, **masks)
         if query_mask is not None:
-            check_query_mask(query_mask, query)
             call = replace(call, query_mask=query_mask, output_mask=query_mask)
         call = with_dropout(call, self.dropout if self.training else 0.0)
         heads = self.gate(self.core(call), query)

@@ -168,11 +168,10 @@ def check_query_mask(mask: Tensor, query: Tensor) -> None:
     Raises:
         ValueError: it is not a boolean tensor (B, N) for queries (B, N, C).
     """
-    _check_bool("query_mask", mask)
-    if mask.shape != query.shape[:2]:
+    if mask.dtype != torch.bool or mask.shape != query.shape[:2]:
         raise ValueError(
-            f"query_mask has shape {tuple(mask.shape)}, expected (batch, queries) = "
-            f"{tuple(query.shape[:2])}"
+            f"query_mask has dtype {mask.dtype} and shape {tuple(mask.shape)}, expected torch.bool "
+            f"and (batch, queries) = {tuple(query.shape[:2])}"
         )
 
 

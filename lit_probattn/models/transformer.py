@@ -133,10 +133,10 @@ class Block(nn.Module):
             assert self.cross_attention is not None
             key = None if rng is None else rng.fold(_CROSS)
             if isinstance(memory, Memory):
-                out = self.cross_attention(inputs, memory=memory, rng=key)
+                seen: Any = {"memory": memory}
             else:
-                masks: Any = {"key_mask": memory_mask, "query_mask": query_mask}
-                out = self.cross_attention(inputs, memory, **masks, rng=key)
+                seen = {"key": memory, "key_mask": memory_mask}
+            out = self.cross_attention(inputs, **seen, query_mask=query_mask, rng=key)
             return self.dropout(out)
 
         if self.norm_first:

@@ -65,7 +65,7 @@ def test_a_cache_and_cross_attention_have_needed_queries():
     layer = SoftmaxAttention(EMBED, 4, head_dim=HEAD).double().eval()
     x = torch.randn(BATCH, TOKENS, EMBED, dtype=torch.float64)
     few = needed()[:, -4:]
-    for given in ({"cache": layer.new_cache(8)}, {"key": x}):
+    for given in ({"cache": layer.new_cache(8)}, {"key": x}, {"memory": layer.remember(x)}):
         out = layer(x[:, -4:], **given, query_mask=few)
         assert not out[~few].any()
         assert out[few].all()
@@ -76,8 +76,10 @@ def test_a_cache_and_cross_attention_have_needed_queries():
 )
 def test_other_masks_are_refused(mask):
     layer = SoftmaxAttention(EMBED, 4, head_dim=HEAD)
+    cache = layer.new_cache(8)
     with pytest.raises(ValueError, match="query_mask"):
-        layer(torch.randn(BATCH, 4, EMBED), query_mask=mask)
+        layer(torch.randn(BATCH, 4, EMBED), query_mask=mask, cache=cache)
+    assert cache.next_position == 0
 
 
 def models():
