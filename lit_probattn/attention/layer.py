@@ -335,9 +335,9 @@ class Attention(RenamingModule):
             rng: identifies the draws of attention dropout and of a variant's noise. None draws a
                 new key from torch's generator.
             memory: keys, values and their mask, from `remember`.
-            query_mask: queries whose outputs are needed, (B, N) bool; the output of others is 0,
-                which saves time, and an M-step does not count them. None computes all; an M-step
-                then counts `key_mask` in self-attention, else all.
+            query_mask: queries whose outputs are needed, (B, N) bool. The outputs of others are
+                finite, but have no meaning: a backend may skip them. An M-step does not count them.
+                None computes all; an M-step then counts `key_mask` in self-attention, else all.
             cu_seqlens: bounds of packed documents over the B · N tokens, (D + 1,) integers, or a
                 `Packing` of them, built once per batch for all layers. Each document attends only
                 to itself, and its positions start at 0; `rng.sample_ids` contains one id per
@@ -377,7 +377,7 @@ class Attention(RenamingModule):
         call = with_dropout(call, self.dropout if self.training else 0.0)
         heads = self.gate(self.core(call), query)
         result: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))
-        return result if query_mask is None else result.masked_fill(~query_mask[..., None], 0.0)
+        return result
 
     if TYPE_CHECKING:
         __call__ = forward  # nn.Module's says Any
