@@ -152,7 +152,7 @@ def _heed_interrupts() -> None:
 
 
 def _begun(door: Door, folder: Path) -> bool:
-    """Whether something is saved that the next start goes on from."""
+    """Whether a checkpoint or a row exists from which the next start resumes."""
     if door.trains:
         return any(folder.glob("runs/*/0/checkpoints/step-*.ckpt"))
     path = folder / "rows" / "rows.jsonl"

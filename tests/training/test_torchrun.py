@@ -1,4 +1,4 @@
-"""torchrun starts a dead group again, and it goes on from the last good checkpoint."""
+"""torchrun starts a dead group again, which resumes from the last good checkpoint."""
 
 from __future__ import annotations
 

@@ -53,10 +53,10 @@ class WindowSample(NamedTuple):
     sample_id: int
 
 
-def shortened(first: list[int], second: list[int], room: int) -> tuple[list[int], list[int]]:
-    """Remove tokens at the end of the longer text, or of the second, until both fit."""
-    kept = min(len(second), max(room // 2, room - len(first)))
-    return first[: room - kept], second[:kept]
+def shortened(first: list[int], second: list[int], limit: int) -> tuple[list[int], list[int]]:
+    """Remove tokens at the end of the longer text, or of the second, down to `limit` in all."""
+    kept = min(len(second), max(limit // 2, limit - len(first)))
+    return first[: limit - kept], second[:kept]
 
 
 class TextPairSplit(TokenSplit):

@@ -58,7 +58,7 @@ class DocumentSplit(Mapped):
     ) -> None:
         self._sentences, self._documents = sentences, documents
         self._tokeniser, self._pairs, self._seed = tokeniser, pairs, seed
-        self._room = max_length - tokeniser.num_special(pairs)
+        self._limit = max_length - tokeniser.num_special(pairs)
         if pairs and len(documents) < 3:
             raise DataError(
                 f"unrelated second parts come from another document, but the {name} split has "
@@ -89,7 +89,7 @@ class DocumentSplit(Mapped):
             first, end = int(self._documents[document]), int(self._documents[document + 1])
             while first < end:
                 # The last sentence that fits; a sentence that is too long alone is truncated.
-                stop = int(np.searchsorted(starts, starts[first] + self._room, side="right")) - 1
+                stop = int(np.searchsorted(starts, starts[first] + self._limit, side="right")) - 1
                 stop = min(max(stop, first + least), end)
                 if stop - first >= least:
                     found.append((document, first, stop))
@@ -104,7 +104,7 @@ class DocumentSplit(Mapped):
         row = 0 if index == FILL else index
         document, first, stop = self._pieces[row].tolist()
         if not self._pairs:
-            ids = self._ids(first, stop)[: self._room]
+            ids = self._ids(first, stop)[: self._limit]
             values, _ = self._tokeniser.join(ids)
             return PairSample(np.array(values), len(values), 0, index)
         draws = self._draws(row)
@@ -113,7 +113,7 @@ class DocumentSplit(Mapped):
         elsewhere = draws[1] % 2
         if elsewhere:
             other = self._elsewhere(document, len(other), draws[2], draws[3])
-        one, other = shortened(one, other, self._room)
+        one, other = shortened(one, other, self._limit)
         values, _ = self._tokeniser.join(one, other)
         second = len(values) - len(other) - 1
         return PairSample(np.array(values), second, elsewhere, index)
@@ -137,7 +137,7 @@ class DocumentSplit(Mapped):
         starts = self._sentences.offsets
         size = starts[self._pieces[:, 2]] - starts[self._pieces[:, 1]]
         special = self._tokeniser.num_special(self._pairs)
-        return np.minimum(size, self._room) + special
+        return np.minimum(size, self._limit) + special
 
     def _ids(self, first: int, stop: int) -> list[int]:
         starts = self._sentences.offsets

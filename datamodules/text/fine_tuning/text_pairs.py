@@ -122,12 +122,12 @@ class TextPairs(EncodedTexts, TextTable):
     def encoded(self, tokens: Tokens, texts: Texts) -> Encoded:
         """Return a pair in the tokeniser's format; truncated ones are counted."""
         first, second = (None if x is None else tokens.encode_plain(x)[0] for x in texts)
-        room = self.max_length - tokens.num_special(pair=second is not None)
-        if room < 1:
+        limit = self.max_length - tokens.num_special(pair=second is not None)
+        if limit < 1:
             raise DataError("max_length leaves no tokens for text after special tokens; raise it")
-        kept, other = shortened(first or [], second or [], room)
+        kept, other = shortened(first or [], second or [], limit)
         ids, _ = tokens.join(kept, None if second is None else other)
-        is_cut = len(first or ()) + len(second or ()) > room
+        is_cut = len(first or ()) + len(second or ()) > limit
         return Encoded(ids, len(ids) if second is None else len(ids) - len(other) - 1, int(is_cut))
 
     def store(

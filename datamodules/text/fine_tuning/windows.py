@@ -54,8 +54,8 @@ class Windows(NamedTuple):
     def check(self) -> None:
         """Raise a DataError if the lengths leave no tokens for the text."""
         require_at_least(1, max_query_length=self.max_query_length, stride=self.stride)
-        room = self.max_length - self.num_special - self.max_query_length
-        if room < 1:
+        limit = self.max_length - self.num_special - self.max_query_length
+        if limit < 1:
             raise DataError(
                 f"max_length={self.max_length} leaves no tokens for the text: a question has up to "
                 f"max_query_length={self.max_query_length} tokens, plus {self.num_special} special "
@@ -73,10 +73,10 @@ class Windows(NamedTuple):
             question: Number of tokens of the truncated question.
             text: Number of tokens of the text.
         """
-        room = self.max_length - self.num_special - question
+        limit = self.max_length - self.num_special - question
         first = 0
         while True:
-            count = min(room, text - first)
+            count = min(limit, text - first)
             yield Window(first, count)
             if first + count >= text:
                 return
