@@ -292,6 +292,7 @@ def pair_arguments(call: HeadCall) -> dict[str, Any]:
     return {
         "bias": masks.bias,
         "key_mask": masks.key_mask,
+        "query_mask": call.output_mask,
         "pair_mask": masks.attn_mask,
         "is_causal": masks.is_causal,
         "draw": draw,

@@ -220,6 +220,7 @@ class Pairs(NamedTuple):
     num_queries: int
     num_keys: int
     key_mask: Tensor | None
+    query_mask: Tensor | None
     mask: PairTensor
     bias: PairTensor
     draw: Tensor | None
@@ -230,11 +231,12 @@ class Pairs(NamedTuple):
 
 def make_pairs(num_queries: int, num_keys: int, call: Any) -> Pairs:
     """Return masks, bias and dropout of an operator's inputs as kernel arguments."""
-    masks = [None if x is None else x.view(torch.uint8) for x in (call.key_mask, call.pair_mask)]
+    given = (call.key_mask, call.query_mask, call.pair_mask)
+    *rows, pairs = (None if x is None else x.view(torch.uint8) for x in given)
     return Pairs(
         *(half_seen(num_queries), half_seen(num_keys)),
-        None if masks[0] is None else masks[0].contiguous(),
-        *(_pair_tensor(masks[1]), _pair_tensor(call.bias)),
+        *(None if x is None else x.contiguous() for x in rows),
+        *(_pair_tensor(pairs), _pair_tensor(call.bias)),
         *(call.draw, unseen(call.threshold), 65536 / (32768 - call.threshold)),
     )
 
@@ -245,6 +247,8 @@ class PairOptions(TypedDict, total=False):
     Args:
         bias: additive, 4-dimensional, broadcastable to (B, H, N, L).
         key_mask: real keys, (B, L) bool.
+        query_mask: queries whose output is needed, (B, N) bool; tiles of others are skipped, and
+            their outputs are zero.
         pair_mask: allowed pairs, 4-dimensional bool, broadcastable to (B, H, N, L).
         draw: words of attention dropout, see `draw_tensor`; None means no dropout.
         threshold: `AttentionDropout.threshold`.
@@ -253,6 +257,7 @@ class PairOptions(TypedDict, total=False):
 
     bias: Tensor | None
     key_mask: Tensor | None
+    query_mask: Tensor | None
     pair_mask: Tensor | None
     draw: Tensor | None
     threshold: int
@@ -260,8 +265,8 @@ class PairOptions(TypedDict, total=False):
 
 
 NO_PAIRS: PairOptions = {
-    **{"bias": None, "key_mask": None, "pair_mask": None, "draw": None},
-    **{"threshold": 0, "is_causal": False},
+    **{"bias": None, "key_mask": None, "query_mask": None, "pair_mask": None},
+    **{"draw": None, "threshold": 0, "is_causal": False},
 }
 
 

@@ -140,6 +140,41 @@ def visible_pairs(
 
 
 @triton.jit
+def marked_range(mask, b, length):
+    """Return the first marked position of a sample and one past its last; zeros if none is.
+
+    Args:
+        mask: (B, length) uint8.
+    """
+    first, last = length, 0
+    for start in range(0, length, 1024):
+        index = start + tl.arange(0, 1024)
+        marked = load_vector(mask + b * length, start, length, 0, 1024) != 0
+        first = tl.minimum(first, tl.min(tl.where(marked, index, length), 0))
+        last = tl.maximum(last, tl.max(tl.where(marked, index + 1, 0), 0))
+    return tl.minimum(first, last), last
+
+
+@triton.jit
+def is_needed(pairs, b, row, BLOCK: tl.constexpr):
+    """Whether a call with `query_mask` needs the output of some query of a tile."""
+    length = number(pairs.num_queries)
+    tile = load_vector(pairs.query_mask + b * length, row, length, 0, BLOCK)
+    return tl.max(tile.to(tl.int32), 0) != 0
+
+
+@triton.jit
+def needed_rows(pairs, b, by_any, by_all, end, BLOCK: tl.constexpr):
+    """Restrict a loop over tiles of queries by_any … by_all … end to those that are needed."""
+    if pairs.query_mask is not None:
+        first, last = marked_range(pairs.query_mask, b, number(pairs.num_queries))
+        end = tl.minimum(end, last)
+        by_any = tl.maximum(by_any, first // BLOCK * BLOCK)
+        by_all = tl.maximum(by_all, by_any)
+    return by_any, tl.minimum(by_all, end), end
+
+
+@triton.jit
 def philox4x32(c0, c1, c2, c3, k0, k1):
     """Return the four words of Philox4x32-10; counters and key are uint32, one shape or scalar."""
     for _ in tl.static_range(10):

@@ -20,6 +20,7 @@ from lit_probattn.kernels.dense.selftest import (
 from lit_probattn.kernels.runtime import Launch, draw_tensor, forced, recording
 from lit_probattn.kernels.selftest import BOUND
 from lit_probattn.randomness import STREAM_DROPOUT, AttentionDropout, RandomKey
+from tests.kernels.queries import needed_queries, outside
 from tests.support.slow import mostly_slow
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -33,7 +34,16 @@ def draw(*shape, dtype=torch.float32):
 
 def attend(query, key, value, **options):
     """Softmax attention by the kernel, with options by name."""
-    names = ("scales", "row_bias", "key_bias", "bias", "key_mask", "pair_mask", "draw")
+    names = (
+        "scales",
+        "row_bias",
+        "key_bias",
+        "bias",
+        "key_mask",
+        "query_mask",
+        "pair_mask",
+        "draw",
+    )
     tensors = [options.get(name) for name in names]
     flags = [options.get("is_causal", False), options.get("hard", False)]
     flags += [options.get("threshold", 0)]
@@ -127,6 +137,41 @@ def test_loops_that_end_with_the_real_keys_change_no_bit(family, kind, is_causal
     assert (made[0][0][1] == 0).all()
     for found, expected in zip(*made, strict=True):
         assert torch.equal(found, expected)
+
+
+@pytest.mark.usefixtures("nan_filled_empties")
+@pytest.mark.parametrize(
+    ("family", "is_causal", "blocks"),
+    mostly_slow(
+        itertools.product(FORMS, [False, True], [(16, 16), (16, 32), (32, 16)]),
+        [("softmax", True, (16, 32)), ("smgk", False, (32, 16))],
+    ),
+)
+def test_queries_that_are_not_needed_change_no_bit_of_the_others(family, is_causal, blocks):
+    """With tiles of queries of one size in forward and of another in backward."""
+    form, length = FORMS[family][0], 101
+    mask = needed_queries()
+    rows = mask.shape[1]
+    leaves = [draw(4, 1, rows, E), draw(4, 1, form.products, length, E), draw(4, 1, length, E)]
+    if form.terms:
+        leaves += [draw(4, 1, form.components, n) for n in (rows, length)]
+    leaves[0][1, :, 20] *= 1e4  # would overflow without its normaliser
+    cotangent, made = draw(4, 1, rows, E) * mask[:, None, :, None], []
+    for given in (None, mask):
+        if given is not None:
+            leaves[0] = leaves[0].detach().masked_fill(outside(mask), float("nan"))
+        leaves = [x.requires_grad_() for x in leaves]
+        terms = dict(zip(("row_bias", "key_bias"), leaves[3:], strict=False))
+        with forced(Launch(blocks[0], 16)):
+            out = attend(*leaves[:3], is_causal=is_causal, query_mask=given, **terms)
+        with forced(Launch(blocks[1], 16)):
+            made.append((out, *torch.autograd.grad(out, leaves, cotangent)))
+    assert (made[1][0].masked_select(outside(mask)) == 0).all()
+    assert (made[1][1].masked_select(outside(mask)) == 0).all()
+    (whole, *expected), (part, *found) = made
+    assert torch.equal(part[:, 0][mask], whole[:, 0][mask])
+    for grad, right in zip(found, expected, strict=True):
+        assert torch.equal(grad, right)
 
 
 def test_the_first_key_may_be_the_only_one():

@@ -17,6 +17,7 @@ from lit_probattn.kernels.runtime import Launch, draw_tensor, forced
 from lit_probattn.kernels.selftest import causal
 from lit_probattn.randomness import STREAM_NOISE, RandomKey, normal_noise, philox4x32
 from tests.attention.fish.oracle import fish_oracle
+from tests.kernels.queries import needed_queries, outside
 from tests.support.helpers import largest_difference, run_with_gradients, use_oracle
 from tests.support.slow import mostly_slow
 
@@ -302,6 +303,41 @@ def test_whole_tiles_without_checks_change_no_bit(is_causal, padded, units, monk
     for parts, one_loop, exact in zip(found, together, run(torch.float64, plain), strict=True):
         assert torch.equal(parts, one_loop)
         torch.testing.assert_close(parts.double(), exact, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("nan_filled_empties")
+@pytest.mark.parametrize(
+    ("is_causal", "units", "blocks"),
+    mostly_slow(
+        itertools.product([False, True], [0, 2], [(16, 16), (16, 32), (32, 16)]),
+        [(True, 0, (16, 32)), (False, 2, (32, 16))],
+    ),
+)
+def test_queries_that_are_not_needed_change_no_bit_of_the_others(is_causal, units, blocks):
+    """With tiles of queries of one size in forward and of another in backward."""
+    torch.manual_seed(3)
+    mask = needed_queries()
+    shapes = [(4, 1, 100, 5), (4, 1, 101, 5), (4, 2, 101, 7), (units or 2, 1)]
+    shapes += [(units,), (2, units)] if units else []
+    leaves = [torch.randn(*shape, device=DEVICE) for shape in shapes]
+    leaves[0][1, :, 20] *= 1e4  # would overflow without its normaliser
+    cotangent, made = torch.randn(4, 2, 100, 7, device=DEVICE) * mask[:, None, :, None], []
+    for given in (None, mask):
+        if given is not None:
+            leaves[0] = leaves[0].detach().masked_fill(outside(mask), float("nan"))
+        leaves = [x.requires_grad_() for x in leaves]
+        layers = dict(zip(("first", "first_bias", "second"), leaves[3:], strict=False))
+        with forced(Launch(blocks[0], 16)):
+            out = fish_attention(*leaves[:3], **layers, is_causal=is_causal, query_mask=given)
+        with forced(Launch(blocks[1], 16)):
+            made.append((out, *torch.autograd.grad(out, leaves, cotangent)))
+    assert (made[1][0].masked_select(outside(mask)) == 0).all()
+    assert (made[1][1].masked_select(outside(mask)) == 0).all()
+    (whole, *expected), (part, *found) = made
+    needed = mask[:, None, :, None].expand_as(whole)
+    assert torch.equal(part[needed], whole[needed])
+    for grad, right in zip(found, expected, strict=True):
+        assert torch.equal(grad, right)
 
 
 inside_kernels = pytest.mark.skipif(

@@ -37,10 +37,10 @@ def fish_arguments(noise, units):
     second, bias_1 = (draw(H, units), draw(units)) if units else (None, None)
     scale = draw((0, G, units or H)[noise]) if noise else None
     words = torch.randint(2**32, (2 + B,), device=DEVICE) if noise else None
-    key_mask = torch.rand(B, L, device=DEVICE) < 0.8
+    masks = (torch.rand(B, L, device=DEVICE) < 0.8, torch.rand(B, N, device=DEVICE) < 0.8)
     return (
         *(draw_query(G), draw(B, G, L, E), draw(B, H, L, D), first, bias_1, second, scale),
-        *(words, None, key_mask, None, draw(1, H, N, L), True, noise, 3, 0.5, 0),
+        *(words, None, *masks, None, draw(1, H, N, L), True, noise, 3, 0.5, 0),
     )
 
 

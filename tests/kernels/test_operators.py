@@ -32,10 +32,10 @@ def arguments(products, terms, *, kind="soft", masked=False, grad=True):
     query = torch.randn(B, N, H * E, device=DEVICE).unflatten(-1, (H, E)).transpose(1, 2)
     row, col = (draw(B, H, K, N), draw(B, 1, K, L)) if terms else (None, None)
     scales = torch.rand(1, K, device=DEVICE).add(0.5).requires_grad_(grad) if terms else None
-    key_mask = (torch.rand(B, L) < 0.8).to(DEVICE) if masked else None
+    masks = [(torch.rand(B, n) < 0.8).to(DEVICE) if masked else None for n in (L, N)]
     return (
         *(query.requires_grad_(grad), draw(B, 1, products, L, E), draw(B, 1, L, 5)),
-        *(scales, row, col, None, key_mask, None, None, 0.3, masked, kind == "hard", 0),
+        *(scales, row, col, None, *masks, None, None, 0.3, masked, kind == "hard", 0),
     )
 
 

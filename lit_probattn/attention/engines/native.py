@@ -52,7 +52,6 @@ def by_tiles(call: HeadCall, scores: Scores) -> Tensor:
             degree=0 if power is None else power.degree,
             first_row=0 if noise is None else noise.draws.first_row,
             scale=scores.scale,
-            query_mask=call.output_mask,
             **pairs,
         )
     )

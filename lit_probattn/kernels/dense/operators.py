@@ -61,6 +61,7 @@ class MixtureInputs(NamedTuple):
     key_bias: Tensor | None
     bias: Tensor | None
     key_mask: Tensor | None
+    query_mask: Tensor | None
     pair_mask: Tensor | None
     draw: Tensor | None
     scale: float

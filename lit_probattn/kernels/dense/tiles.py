@@ -26,10 +26,12 @@ import triton.language as tl
 from lit_probattn.kernels.tiles import (
     LN2,
     LOG2E,
+    is_needed,
     load_head,
     load_pairs,
     load_rows,
     load_vector,
+    marked_range,
     number,
     visible_pairs,
 )
@@ -340,7 +342,9 @@ def store_ranges(call, b, h, row, form: tl.constexpr, BLOCK: tl.constexpr):
     """
     if call.key_range is not None:  # noqa: SIM102 - a constant, then a branch
         if row + h == 0:  # one program per sample
-            _store_key_range(call, b)
+            first, last = marked_range(call.pairs.key_mask, b, number(call.pairs.num_keys))
+            tl.store(call.key_range + 2 * b, first)
+            tl.store(call.key_range + 2 * b + 1, last)
     if form.factored:
         x, rows, keys = call.spread, number(call.pairs.num_queries), number(call.pairs.num_keys)
         parts, part, head = number(x.parts), row // BLOCK, b * number(call.num_heads) + h
@@ -355,24 +359,11 @@ def store_ranges(call, b, h, row, form: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _store_key_range(call, b):
-    """Store the first real key of a sample and one past its last; zeros if all are padding."""
-    length = number(call.pairs.num_keys)
-    first, last = length, 0
-    for start in range(0, length, 1024):
-        index = start + tl.arange(0, 1024)
-        real = load_vector(call.pairs.key_mask + b * length, start, length, 0, 1024) != 0
-        first = tl.minimum(first, tl.min(tl.where(real, index, length), 0))
-        last = tl.maximum(last, tl.max(tl.where(real, index + 1, 0), 0))
-    tl.store(call.key_range + 2 * b, tl.minimum(first, last))
-    tl.store(call.key_range + 2 * b + 1, last)
-
-
-@triton.jit
 def seen_keys(call, b, row, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, CAUSAL: tl.constexpr):
     """Return the range of keys, in whole tiles, that some row of a tile attends to.
 
     The second result is the end of the keys that all rows attend to by position, in whole tiles.
+    A tile of rows that are not needed attends to no keys.
     """
     pairs = call.pairs
     first, by_all, by_any = 0, number(pairs.num_keys), number(pairs.num_keys)
@@ -386,4 +377,7 @@ def seen_keys(call, b, row, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, CAUSAL
         last = tl.load(call.key_range + 2 * b + 1)
         by_any = tl.minimum(by_any, last)
         by_all = tl.maximum(tl.minimum(by_all, tl.cdiv(last, BLOCK_K) * BLOCK_K), first)
+    if pairs.query_mask is not None:
+        needed = is_needed(pairs, b, row, BLOCK_Q)
+        by_all, by_any = tl.where(needed, by_all, first), tl.where(needed, by_any, first)
     return first, by_all, by_any

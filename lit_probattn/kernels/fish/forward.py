@@ -86,6 +86,6 @@ def fish_forward_kernel(
         place = out.base + b * out.batch + head.to(tl.int64) * out.head
         store_rows(place, outs[h] / total[:, None], row, out.row, limit,
                    form.value_dim, form.value_pad, BLOCK_Q)  # fmt: skip
-        # Zero for a row without keys so far: its scores are -inf, so its weights are 0.
-        lse = tl.where(empty, 0.0, tops[h] * LOG2E + tl.log2(total))
+        # Infinite for a row without keys, so that its recomputed weights are 0.
+        lse = tl.where(empty, float("inf"), tops[h] * LOG2E + tl.log2(total))
         store_vector(LSE + (b * number(call.num_heads) + head) * num_rows, lse, row, limit, BLOCK_Q)

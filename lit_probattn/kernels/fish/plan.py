@@ -256,6 +256,7 @@ class FishInputs(NamedTuple):
     noise_draw: Tensor | None
     draw: Tensor | None
     key_mask: Tensor | None
+    query_mask: Tensor | None
     pair_mask: Tensor | None
     bias: Tensor | None
     is_causal: bool

@@ -21,6 +21,7 @@ from lit_probattn.kernels.tiles import (
     LN2,
     LOG2E,
     draw_words,
+    is_needed,
     kept_pairs,
     load_head,
     load_pairs,
@@ -71,13 +72,17 @@ def _real_keys(pairs, b):
 def seen_keys(pairs, b, row, form: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr):
     """Return the end of the tiles without edges for a tile of rows, and the end of its keys.
 
-    A tile without edges has no causal edge, no end of the keys and no padding.
+    A tile without edges has no causal edge, no end of the keys and no padding. A tile of rows that
+    are not needed attends to no keys.
     """
     whole, last = _real_keys(pairs, b)
     if form.causal:
         offset = number(pairs.num_keys) - number(pairs.num_queries)
         whole = tl.minimum(whole, tl.maximum(row + 1 + offset, 0))
         last = tl.minimum(last, tl.maximum(row + BLOCK_Q + offset, 0))
+    if pairs.query_mask is not None:
+        needed = is_needed(pairs, b, row, BLOCK_Q)
+        whole, last = tl.where(needed, whole, 0), tl.where(needed, last, 0)
     return whole // BLOCK_K * BLOCK_K, last
 
 
