@@ -71,10 +71,10 @@ class Cutter:
         return sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
 
     def line(self, pieces: Sequence[str]) -> str:
-        """Return target pieces as detokenised text."""
+        """Return target pieces as one line of detokenised text."""
         if self.method == "subwords":
             text: str = self._subwords.decoder.decode(list(pieces))
-            return text.lstrip(" ")
+            return text.replace("\n", " ").lstrip(" ")  # a model can generate any byte
         text = joined(pieces)
         return text if self.method == "words" else self.target.line(text)
 

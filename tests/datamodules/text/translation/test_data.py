@@ -301,6 +301,15 @@ def test_limited_sub_words_are_spelled_and_none_is_unknown(folder: Path) -> None
         opened(folder, tokens="subwords", dictionary_limit=259)
 
 
+def test_a_translation_is_one_line(folder: Path) -> None:
+    """Sub-words contain every byte, so a model can generate a newline."""
+    module = opened(folder, tokens="subwords")
+    newline = module.coder.target.pieces.index("Ċ")
+    ids = [*module.split("test")[0].target[:-1], newline, *module.split("test")[1].target]
+    first, second = lines(folder, "test.en")[:2]
+    assert module.detokenise(ids) == f"{first}  {second}"
+
+
 def test_text_about_patches_is_not_taken_for_pieces(folder: Path) -> None:
     made.strange_line(folder, "train.de", 2, b"@@ -1,3 +1,4 @@ der Hund")
     assert opened(folder).coder.cutter.method == "subwords"
