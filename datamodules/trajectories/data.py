@@ -31,7 +31,7 @@ from datamodules.trajectories.files import (
     find_file,
     read_steps,
 )
-from datamodules.trajectories.minari_sets import MINARI, read_minari
+from datamodules.trajectories.minari_sets import MINARI, folder_of_minari, read_minari
 from datamodules.trajectories.segments import SegmentCollate, Segments
 from lit_probattn.base.arguments import (
     Count,
@@ -326,9 +326,9 @@ class Trajectories(AtPath, CachedDataModule, TrajectoryModule):
         return {"path": self.path, "env": self.environment.name}
 
     def sources(self) -> list[Path]:
-        """Return the file, none for minari; raises MissingDataError if it is missing."""
+        """Return the file, or the folder of minari; raises MissingDataError if it is missing."""
         if self._is_minari:
-            return []
+            return [folder_of_minari(self.path)]
         file = self.file()
         if not file.is_file():
             raise MissingDataError(f"{file}: no such file")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,14 @@ from datamodules.trajectories.environments import Environment
 from datamodules.trajectories.files import Steps, check_actions, check_finite
 from lit_probattn.base.errors import DataError, MissingDataError
 
-__all__ = ["MINARI", "read_minari"]
+__all__ = ["MINARI", "folder_of_minari", "read_minari"]
 
 MINARI = "minari:"  # prefix of paths that name such a data set
+
+
+def folder_of_minari(path: str) -> Path:
+    """Return the folder of a local data set; see `read_minari` for `path` and errors."""
+    return Path(_opened(path).storage.data_path).parent
 
 
 def read_minari(path: str, environment: Environment) -> Steps:
@@ -22,23 +28,10 @@ def read_minari(path: str, environment: Environment) -> Steps:
         path: `minari:` and the name, such as `minari:mujoco/hopper/medium-v0`.
 
     Raises:
-        MissingDataError: The data set is not on this machine.
-        DataError: The package is missing, or the data set belongs to another environment.
+        MissingDataError: The data set is not on this machine, or the package is missing.
+        DataError: The data set belongs to another environment.
     """
-    name = path.removeprefix(MINARI)
-    try:
-        import minari
-    except ImportError:
-        raise DataError(
-            f"{path} needs the package minari: pip install 'lit-probattn[minari]'"
-        ) from None
-    try:
-        data = minari.load_dataset(name)
-    except FileNotFoundError:
-        raise MissingDataError(
-            f"{path}: there is no such local data set; run `minari download {name}`"
-        ) from None
-    episodes = list(data.iterate_episodes())
+    episodes = list(_opened(path).iterate_episodes())
     parts = [_arrays(path, episode, environment) for episode in episodes]
     if not parts:
         raise DataError(f"{path}: the data set contains no episodes")
@@ -51,6 +44,22 @@ def read_minari(path: str, environment: Environment) -> Steps:
     ends = np.cumsum([len(part[2]) for part in parts]) - 1
     terminated = np.array([bool(episode.terminations[-1]) for episode in episodes])
     return Steps(observations, actions, rewards, ends, terminated)
+
+
+def _opened(path: str) -> Any:
+    name = path.removeprefix(MINARI)
+    try:
+        import minari
+    except ImportError:
+        raise MissingDataError(
+            f"{path} needs the package minari: pip install 'lit-probattn[minari]'"
+        ) from None
+    try:
+        return minari.load_dataset(name)
+    except FileNotFoundError:
+        raise MissingDataError(
+            f"{path}: there is no such local data set; run `minari download {name}`"
+        ) from None
 
 
 def _arrays(path: str, episode: Any, environment: Environment) -> tuple[Any, Any, Any]:

@@ -194,13 +194,18 @@ def test_without_timeouts_an_episode_ends_at_step_1000(tmp_path: Path) -> None:
 
 
 class FakeMinari:
-    """The part of the package that is used."""
+    """The part of the package that is used; rewards are multiplied by the number in a file."""
 
-    @staticmethod
-    def load_dataset(name: str) -> FakeMinari:
+    def __init__(self, folder: Path) -> None:
+        (folder / "data").mkdir(parents=True)
+        self.storage = SimpleNamespace(data_path=folder / "data")
+        self.scale = folder / "data" / "scale"
+        self.scale.write_text("1")
+
+    def load_dataset(self, name: str) -> FakeMinari:
         if name != "mujoco/hopper/medium-v0":
             raise FileNotFoundError(name)
-        return FakeMinari()
+        return self
 
     def iterate_episodes(self):
         a = made.arrays()
@@ -208,24 +213,47 @@ class FakeMinari:
             yield SimpleNamespace(
                 observations=np.concatenate([a["observations"][first:stop], np.ones((1, 11))]),
                 actions=a["actions"][first:stop],
-                rewards=a["rewards"][first:stop].astype(np.float64),
+                rewards=a["rewards"][first:stop].astype(np.float64) * int(self.scale.read_text()),
                 terminations=np.arange(first, stop) == (stop - 1 if made.TERMINATED[e] else -1),
                 truncations=None,
             )
 
 
-def test_minari_gives_the_same_segments(path: Path, monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "minari", FakeMinari)
-    ours = opened(path)
-    theirs = Trajectories(path="minari:mujoco/hopper/medium-v0", context_length=K, return_scale=7.0)
-    theirs.prepare_data()
-    theirs.setup()
+@pytest.fixture
+def minari(tmp_path: Path, monkeypatch) -> FakeMinari:
+    package = FakeMinari(tmp_path / "medium-v0")
+    monkeypatch.setitem(sys.modules, "minari", package)
+    return package
+
+
+def of_minari(name: str = "medium") -> Trajectories:
+    module = Trajectories(
+        path=f"minari:mujoco/hopper/{name}-v0", context_length=K, return_scale=7.0
+    )
+    module.prepare_data()
+    module.setup()
+    return module
+
+
+def test_minari_gives_the_same_segments(path: Path, minari: FakeMinari) -> None:
+    ours, theirs = opened(path), of_minari()
     assert theirs.environment.name == "Hopper"
     assert theirs.episodes.terminated.tolist() == list(made.TERMINATED)
     for name in ("observations", "actions", "returns_to_go", "offsets", "moments"):
         assert np.array_equal(getattr(ours.episodes, name), getattr(theirs.episodes, name)), name
     with pytest.raises(MissingDataError, match="minari download mujoco/hopper/expert-v0"):
-        Trajectories(path="minari:mujoco/hopper/expert-v0").prepare_data()
+        of_minari("expert")
+
+
+def test_a_changed_set_of_minari_is_read_again(minari: FakeMinari, monkeypatch) -> None:
+    before = of_minari()
+    minari.scale.write_text("2")
+    after = of_minari()
+    assert np.array_equal(after.episodes.returns, 2 * before.episodes.returns)
+    assert before.source_hashes.keys() == after.source_hashes.keys() == {"medium-v0"}
+    assert before.source_hashes != after.source_hashes
+    monkeypatch.setitem(sys.modules, "minari", None)  # the cache is enough
+    assert np.array_equal(of_minari().episodes.returns, after.episodes.returns)
 
 
 # ---- toy -------------------------------------------------------------------------------------
