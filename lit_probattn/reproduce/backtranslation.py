@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from datamodules.text.translation.files import ParallelText, find_plain
+from datamodules.text.translation.files import Lines, ParallelText, find_plain
 from datamodules.text.translation.job import LineJob, lines_of
 from datamodules.text.translation.preparation import is_prepared
 from lit_probattn.base.arguments import Parser
@@ -162,7 +162,8 @@ def run(options: argparse.Namespace) -> None:
         raise ConfigError(f"--upsample must be at least 0, received {options.upsample}")
     if (options.out / "train.done").is_file():
         raise ConfigError(f"--out {options.out} is complete: choose another folder, or remove it")
-    total = _count(options.monolingual)
+    monolingual = Lines((options.monolingual,))
+    total = _count(monolingual)
     options.checkpoint = options.reverse
     trained = open_translator(options)
     set_search(trained.task, options)
@@ -179,7 +180,7 @@ def run(options: argparse.Namespace) -> None:
     make = _Pairs(trained, noise, Filter(_MOST_WORDS, options.max_ratio), options, text)
     options.out.mkdir(parents=True, exist_ok=True)
     job = LineJob(made, make.identity)
-    path = job.lines("pairs", lines_of(options.monolingual), total, make, "back-translating")
+    path = job.lines("pairs", monolingual, total, make, "back-translating")
     added = _assemble(text, lines_of(path), options.out, (source, target), options.upsample)
     (options.out / "train.done").touch()
     job.remove()
@@ -236,15 +237,14 @@ def _files(out: Path, languages: tuple[str, str]) -> Iterator[Path]:
         yield from (out / f"{stem}.{language}" for stem in ("train", "valid", "test"))
 
 
-def _count(path: Path) -> int:
+def _count(lines: Lines) -> int:
     """Return the number of lines; ConfigError if the file is empty or unreadable."""
     try:
-        with path.open("rb") as file:
-            total = sum(1 for _ in file)
+        total = sum(1 for _ in lines)
     except OSError as error:
-        raise ConfigError(f"--monolingual {path}: {error.strerror}") from error
+        raise ConfigError(f"--monolingual {lines.paths[0]}: {error.strerror}") from error
     if not total:
-        raise ConfigError(f"--monolingual {path} is empty")
+        raise ConfigError(f"--monolingual {lines.paths[0]} is empty")
     return total
 
 

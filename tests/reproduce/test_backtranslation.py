@@ -118,6 +118,19 @@ def test_what_does_not_fit_is_one_line(tmp_path, more, message):
     assert message in error_of(command(text, tmp_path / "out", *more), main)
 
 
+def test_monolingual_text_is_read_like_parallel_text(tmp_path, capsys):
+    """Without a byte-order mark; a line that is not UTF-8 is named before any is translated."""
+    text, out = write_text(tmp_path / "text"), tmp_path / "out"
+    mono = text / "mono.toy"
+    mono.write_bytes(b"\xef\xbb\xbf" + mono.read_bytes())
+    assert main(command(text, out)) == 0
+    assert "\ufeff" not in (out / "train.toy").read_text(encoding="utf-8")
+    mono.write_bytes(b"n3 v1\nn3 v\xe9\n")
+    message = error_of(command(text, tmp_path / "other"), main)
+    assert "mono.toy: line 2 is not UTF-8" in message
+    assert not (tmp_path / "other").exists()
+
+
 def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
