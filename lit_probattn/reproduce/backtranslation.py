@@ -188,7 +188,10 @@ def run(options: argparse.Namespace) -> None:
 
 
 class _Pairs:
-    """Converts monolingual lines to `noisy source<tab>target`, or empty lines for skipped pairs."""
+    """Converts monolingual lines to `noisy source<tab>target`, or empty lines for skipped pairs.
+
+    Lines that are too long for the model are skipped.
+    """
 
     def __init__(
         self, trained: Any, noise: Noise, keep: Filter, options: Any, text: ParallelText
@@ -218,7 +221,10 @@ class _Pairs:
         write: Callable[[list[int]], str] | None = None
         if self.in_pieces:
             write = lambda ids: " ".join(coder.target.words(ids))  # noqa: E731
-        found = translated(self.trained, lines, self.max_tokens, write)
+        most = self.trained.task.model.max_seq_len
+        ids = self.trained.data.encode(lines)
+        fitting = ["" if len(row) > most else line for line, row in zip(lines, ids, strict=True)]
+        found = translated(self.trained, fitting, self.max_tokens, write)
         for line, made in zip(lines, found, strict=True):
             target = coder.cutter.pieces([coder.cutter.words(line, "source")])[0]
             target = target if self.in_pieces else " ".join(line.split())

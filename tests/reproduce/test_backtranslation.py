@@ -131,6 +131,17 @@ def test_monolingual_text_is_read_like_parallel_text(tmp_path, capsys):
     assert not (tmp_path / "other").exists()
 
 
+def test_lines_that_are_too_long_for_the_model_are_left_out(tmp_path):
+    text, out = write_text(tmp_path / "text"), tmp_path / "out"
+    mono = text / "mono.toy"
+    before = mono.read_text()
+    mono.write_text(f"{'n0 ' * 2000}\n{before}")
+    assert main(command(text, out)) == 0
+    mono.write_text(before)
+    assert main(command(text, tmp_path / "short")) == 0
+    assert contents(out) == contents(tmp_path / "short")
+
+
 def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
