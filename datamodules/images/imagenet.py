@@ -41,6 +41,20 @@ def _leaves_colours(policy: str | None) -> bool:
     return not policy or "3a" in policy
 
 
+def _augmentation(image_size: int, **options: Any) -> Any:
+    """Return timm's transform of training images; raises DataError for an unknown policy."""
+    try:
+        transform = create_transform(
+            image_size, is_training=True, interpolation="bicubic", **options
+        )
+    except (AssertionError, ValueError) as error:
+        raise DataError(
+            f"auto_augment must be a policy of timm, such as rand-m9-mstd0.5-inc1, augmix-m5-w4 or "
+            f"3a, received {options['auto_augment']!r} ({error})"
+        ) from None
+    return keep_global_random_state(transform)
+
+
 class ImageNet(ClassMap, DataModule):
     """Images and their classes; `inputs` are float32 (B, 3, S, S), normalised.
 
@@ -113,9 +127,10 @@ class ImageNet(ClassMap, DataModule):
         self.mixing: Mixing | None = None
         if (mixup or cutmix) and mix_probability:
             self.mixing = Mixing(mixup, cutmix, mix_probability, mix_switch, self.seed)
-        self._augmentation: dict[str, Any] | None = None
+        self._augment: Any = self._evaluation_transform()
         if augmentation == "recipe":
-            self._augmentation = dict(
+            self._augment = _augmentation(
+                image_size,
                 auto_augment=auto_augment,
                 color_jitter=color_jitter,
                 re_prob=erase,
@@ -205,14 +220,8 @@ class ImageNet(ClassMap, DataModule):
         self, train: ImageFiles, val: ImageFiles, test: ImageFiles
     ) -> dict[str, Split]:
         """Return the splits of three file lists, with augmented training images."""
-        augment: Any = self._evaluation_transform()
-        if self._augmentation is not None:
-            augment = create_transform(
-                self.image_size, is_training=True, interpolation="bicubic", **self._augmentation
-            )
-            augment = keep_global_random_state(augment)
         return {
-            "train": ImageSplit(train, augment, self.image_size, self.seed),
+            "train": ImageSplit(train, self._augment, self.image_size, self.seed),
             "val": self.evaluated(val),
             "test": self.evaluated(test),
         }

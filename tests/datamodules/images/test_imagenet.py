@@ -306,6 +306,12 @@ def test_settings_that_timm_would_not_use_are_named(options: dict[str, Any], tol
         ImageNet(**options)
 
 
+@pytest.mark.parametrize("policy", ["randaugment", "foo", "rand-m9-x1", "augmix-w0.5"])
+def test_an_unknown_policy_is_refused(root: Path, policy: str):
+    with pytest.raises(DataError, match=f"auto_augment must be .* of timm, .* received '{policy}'"):
+        imagenet(root, auto_augment=policy)
+
+
 def test_exchanged_class_folders_are_other_sources(tmp_path):
     root = write_images(tmp_path / "data")
     first = imagenet(root).source_hashes
