@@ -114,7 +114,7 @@ def _check_flags(options: argparse.Namespace) -> None:
 
 
 def read_lines(file: BinaryIO) -> Iterator[str]:
-    """Yield the lines of a file without line ends.
+    """Yield the lines of a file without line ends and byte-order mark.
 
     Raises:
         ConfigError: a line is not UTF-8.
@@ -123,7 +123,7 @@ def read_lines(file: BinaryIO) -> Iterator[str]:
 
     for number, raw in enumerate(file, 1):
         try:
-            yield raw.decode("utf-8").rstrip("\r\n")
+            yield raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise ConfigError(
                 f"line {number} of standard input is not UTF-8 ({error.reason} at byte "

@@ -100,6 +100,10 @@ def test_ends_of_lines_of_other_systems_are_no_text():
     assert list(read_lines(io.BytesIO(b"a b\r\nc\n\nd"))) == ["a b", "c", "", "d"]
 
 
+def test_a_byte_order_mark_is_no_text():
+    assert [*read_lines(io.BytesIO("\ufeffn3\nn1\n".encode()))] == ["n3", "n1"]
+
+
 def test_runs_of_other_tasks_are_refused(translate, tmp_path):
     status, _, err = translate(checkpoint=checkpoint(tmp_path, "sequence", "SoftmaxAttention"))
     assert status == 2
