@@ -219,11 +219,13 @@ def main(arguments: list[str] | None = None) -> None:
 
     environment = environments[options.env]
     path = options.out / file_name(environment, options.quality, environment.version or "toy")
+    if path.exists():
+        raise SystemExit(f"error: {path} exists: remove it, or choose another folder with --out")
     both = options.quality == "medium-expert"
     parts = ("medium", "expert") if both else (options.quality,)
     made = [episode for part in parts for episode in episodes(options, environment, part)]
     path.parent.mkdir(parents=True, exist_ok=True)
-    with h5py.File(path, "x") as file:  # fails if the file exists
+    with h5py.File(path, "x") as file:
         for key in KEYS:
             rows = np.concatenate([episode[key] for episode in made])
             kind = np.bool_ if key in ("terminals", "timeouts") else np.float32
