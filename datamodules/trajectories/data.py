@@ -21,7 +21,6 @@ from datamodules.trajectories.environments import (
     MAX_STEPS,
     Environment,
     Quality,
-    environment_named,
 )
 from datamodules.trajectories.episodes import Episodes
 from datamodules.trajectories.files import (
@@ -285,7 +284,7 @@ class Trajectories(AtPath, CachedDataModule, TrajectoryModule):
             )
         self.path, self.quality = path, quality
         name = path if self._is_minari else Path(path).name
-        self._environment = environment_named(env) if env else environment_of(name)
+        self._environment = environment_of(name, env)
 
     def folder_of(self, path: str) -> Path | None:
         """Return the folder of `path`; None without one."""

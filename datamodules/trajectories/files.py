@@ -77,20 +77,26 @@ def find_file(environment: Environment, quality: str, data_dir: Path) -> Path:
     )
 
 
-def environment_of(name: str) -> Environment:
-    """Infer the environment from the name of a file or data set.
+def environment_of(name: str, env: str | None = None) -> Environment:
+    """Infer the environment from the name of a file or data set, unless `env` names it.
 
     Raises:
-        DataError: The name contains no environment.
+        DataError: The name contains no environment, or only others than `env`.
     """
     words = re.split(r"[^a-z0-9]+", name.lower())
-    found = next((word for word in words if word in ENVIRONMENTS), None)
-    if found is None:
+    found = [ENVIRONMENTS[word] for word in words if word in ENVIRONMENTS]
+    if env is None and not found:
         names = ", ".join(environment.name for environment in ENVIRONMENTS.values())
         raise DataError(
             f"{name}: the name does not contain an environment; set env to one of {names}"
         )
-    return environment_named(found)
+    chosen = found[0] if env is None else environment_named(env)
+    if found and chosen not in found:
+        raise DataError(
+            f"{name}: the name contains {found[0].name}, received env={chosen.name}; remove env, "
+            f"or rename the file"
+        )
+    return chosen
 
 
 # ---- reading -----------------------------------------------------------------------------------

@@ -256,6 +256,15 @@ def test_a_changed_set_of_minari_is_read_again(minari: FakeMinari, monkeypatch) 
     assert np.array_equal(of_minari().episodes.returns, after.episodes.returns)
 
 
+def test_an_environment_that_contradicts_the_name_is_refused(tmp_path: Path) -> None:
+    """HalfCheetah and Walker2d have equal sizes, so the content does not show the difference."""
+    message = "walker2d_medium-v2.hdf5: the name contains Walker2d, received env=HalfCheetah"
+    with pytest.raises(DataError, match=message):
+        Trajectories(path=str(tmp_path / "walker2d_medium-v2.hdf5"), env="HalfCheetah")
+    both = Trajectories(path=str(tmp_path / "walker2d_to_hopper.hdf5"), env="hopper")
+    assert both.environment.name == "Hopper"
+
+
 # ---- toy -------------------------------------------------------------------------------------
 
 
