@@ -232,12 +232,17 @@ class Pairs(NamedTuple):
 def make_pairs(num_queries: int, num_keys: int, call: Any) -> Pairs:
     """Return masks, bias and dropout of an operator's inputs as kernel arguments."""
     given = (call.key_mask, call.query_mask, call.pair_mask)
-    *rows, pairs = (None if x is None else x.view(torch.uint8) for x in given)
+    key_mask, query_mask, mask = (None if x is None else x.view(torch.uint8) for x in given)
     return Pairs(
-        *(half_seen(num_queries), half_seen(num_keys)),
-        *(None if x is None else x.contiguous() for x in rows),
-        *(_pair_tensor(pairs), _pair_tensor(call.bias)),
-        *(call.draw, unseen(call.threshold), 65536 / (32768 - call.threshold)),
+        num_queries=half_seen(num_queries),
+        num_keys=half_seen(num_keys),
+        key_mask=None if key_mask is None else key_mask.contiguous(),
+        query_mask=None if query_mask is None else query_mask.contiguous(),
+        mask=_pair_tensor(mask),
+        bias=_pair_tensor(call.bias),
+        draw=call.draw,
+        threshold=unseen(call.threshold),
+        keep_scale=65536 / (32768 - call.threshold),
     )
 
 
