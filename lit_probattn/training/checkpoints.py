@@ -11,7 +11,7 @@ import re
 import warnings
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -48,7 +48,8 @@ _CODE = (
     r"Trying to call reduce for unrecognized function <(?:built-in )?function ([\w.]+)",
 )
 
-AVERAGE = "ema.module."  # prefix of a moving average of the model's weights
+_MODEL = "model."  # prefix of the model's weights
+_AVERAGED_MODEL = "ema.module."  # prefix of their moving average
 
 # Keys that every checkpoint of a run contains.
 _PARTS = ("state_dict", "global_step", "pytorch-lightning_version")
@@ -389,6 +390,20 @@ class CheckedCheckpointIO(CheckpointIO):
         Path(path).unlink(missing_ok=True)
 
 
+def evaluated_weights(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state dict of a task in which the moving average, if any, replaces the model.
+
+    Evaluations use the average if the run has one. Tensors are shared.
+    """
+    if not any(name.startswith(_AVERAGED_MODEL) for name in state):
+        return dict(state)
+    return {
+        name.replace(_AVERAGED_MODEL, _MODEL, 1): value
+        for name, value in state.items()
+        if not name.startswith(_MODEL)
+    }
+
+
 def export_safetensors(checkpoint: Path, output: Path) -> int:
     """Write the model's weights of a checkpoint to a safetensors file; return their number.
 
@@ -401,14 +416,14 @@ def export_safetensors(checkpoint: Path, output: Path) -> int:
     """
     if output.exists() or output.is_symlink():
         raise CheckpointError(f"{output} exists: choose another name, or remove it")
-    state = load_checkpoint(find_file(checkpoint)).get("state_dict", {})
-    prefix = "model."
-    if any(name.startswith(AVERAGE) for name in state):
-        prefix = AVERAGE
-    named = {n.removeprefix(prefix): tensor for n, tensor in state.items() if n.startswith(prefix)}
-    weights = {name: tensor.clone().contiguous() for name, tensor in named.items()}
+    state = evaluated_weights(load_checkpoint(find_file(checkpoint)).get("state_dict", {}))
+    weights = {
+        name.removeprefix(_MODEL): tensor.clone().contiguous()
+        for name, tensor in state.items()
+        if name.startswith(_MODEL)
+    }
     if not weights:
-        raise CheckpointError(f"checkpoint {checkpoint} contains no tensors named {prefix}*")
+        raise CheckpointError(f"checkpoint {checkpoint} contains no tensors named {_MODEL}*")
     content = save(weights, metadata={"format": "pt"})
     try:
         with replacing(output) as file:

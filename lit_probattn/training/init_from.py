@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.files import file_digest
 from lit_probattn.training.checkpoints import (
-    AVERAGE,
     CheckpointError,
+    evaluated_weights,
     find_file,
     load_checkpoint,
 )
@@ -111,7 +111,8 @@ class Taken:
 def init_from(task: Any, path: str, tokeniser: str | None = None) -> Taken:
     """Load the matching weights of a checkpoint into a task.
 
-    A moving average of weights that the checkpoint lacks is initialised from the weights.
+    If the checkpoint has a moving average of its weights, the average is loaded, since evaluations
+    use it. The task's moving average starts at the loaded weights.
 
     Args:
         path: a checkpoint, a run folder, or `RUN/best`, `RUN/last`; or weights as safetensors.
@@ -136,9 +137,7 @@ def init_from(task: Any, path: str, tokeniser: str | None = None) -> Taken:
         raise ConfigError(f"--init_from {source}: {error}") from error
     average: Any = getattr(task, "ema", None)
     if average is not None:
-        weights = task.model.state_dict().items()
-        fresh = {name: w for name, w in weights if f"{AVERAGE}{name}" not in found.taken}
-        average.module.load_state_dict(fresh, strict=False)
+        average.module.load_state_dict(task.model.state_dict())
     return found
 
 
@@ -156,7 +155,7 @@ def _read(source: Path, task: nn.Module) -> tuple[dict[str, Tensor], dict[str, A
         raise CheckpointError(f"{source} is not a checkpoint: it has no state_dict of tensors")
     # Heads that were stored separately when a transformers model was converted.
     apart = loaded.get("transformers", {}).get("other_heads", {})
-    return {**apart, **state}, loaded
+    return evaluated_weights({**apart, **state}), loaded
 
 
 def _reject_other_tokeniser(source: Path, loaded: Mapping[str, Any], tokeniser: str | None) -> None:
@@ -183,22 +182,18 @@ def _match(source: Path, step: int | None, state: Mapping[str, Tensor], task: An
     Raises:
         ConfigError: a shape differs, or no entry matches.
     """
-    own: Mapping[str, Tensor] = task.state_dict()
-
-    def is_head(name: str) -> bool:
-        return bool(task.is_head(name.replace(AVERAGE, _MODEL, 1)))
-
+    own: Mapping[str, Tensor] = evaluated_weights(task.state_dict())
     both = [name for name in own if name in state]
     other = {
         name: (tuple(state[name].shape), tuple(own[name].shape))
         for name in both
         if state[name].shape != own[name].shape
     }
-    refused = [name for name in other if not is_head(name)]
+    refused = [name for name in other if not task.is_head(name)]
     if refused:
         raise ConfigError(_refusal(source, refused, other))
     taken = [name for name in both if name not in other]
-    if not any(not is_head(name) for name in taken):
+    if all(task.is_head(name) for name in taken):
         names = ", ".join(list(state)[:3])
         raise ConfigError(
             f"--init_from {source}: checkpoint and model share no names outside the heads "
