@@ -45,9 +45,9 @@ class DecisionMaking(CountedTask):
     Logs, in addition to the values of every task, for `val` and `test`: `loss`, the mean squared
     error, and `steps`, the number of real steps. If episodes are played (`test_episodes`,
     `val_episodes`), in the environment of the data and for both target returns, `high` and `low`:
-    `return_high`, their mean return, its standard deviation `return_std_high`, the mean
-    `length_high`, the normalised `score_high`; and `score`, the larger of both scores. `provenance`
-    contains the environment's versions, seeds, targets and every return.
+    `return_high`, their mean return, its standard deviation `return_std_high` (from two episodes
+    on), the mean `length_high`, the normalised `score_high`; and `score`, the larger of both
+    scores. `provenance` contains the environment's versions, seeds, targets and every return.
 
     Episode i starts from the seed `seed` + 100 + i, for both targets, independent of the numbers of
     episodes, batches and ranks.
@@ -205,17 +205,19 @@ class DecisionMaking(CountedTask):
             scores[name] = facts.score(float(returns.mean()))
             found = {
                 "return": float(returns.mean()),
-                "return_std": float(returns.std(ddof=1)) if count > 1 else 0.0,
                 "length": float(np.mean([episode.length for episode in played])),
                 "score": scores[name],
             }
+            shown = f"{found['return']:.1f}"
+            if count > 1:
+                found["return_std"] = float(returns.std(ddof=1))
+                shown += f" ± {found['return_std']:.1f}"
             exact = {k: torch.tensor(value, dtype=torch.float64) for k, value in found.items()}
             self.log_dict({f"{split}/{key}_{name}": value for key, value in exact.items()})
             report["targets"][name] = {"target": target, **found, "returns": returns.tolist()}
             self.print_line(
-                f"{report['environment']}, target {target:g}: return {found['return']:.1f} ± "
-                f"{found['return_std']:.1f}, score {found['score']:.1f}, {count} episodes of "
-                f"{found['length']:.0f} steps"
+                f"{report['environment']}, target {target:g}: return {shown}, "
+                f"score {found['score']:.1f}, {count} episodes of {found['length']:.0f} steps"
             )
         best = torch.tensor(max(scores.values()), dtype=torch.float64)
         self.log(f"{split}/score", best, prog_bar=split == "val")

@@ -150,6 +150,15 @@ def test_a_test_scores_every_held_out_step_once_and_plays_for_both_targets(capsy
     assert "note: a test environment" in printed
 
 
+def test_one_episode_has_no_standard_deviation(capsys):
+    task = make_task(test_episodes=1)
+    (found,) = tiny.trainer(1).test(task, make_data(), verbose=False)
+    assert "test/return_high" in found
+    assert not any("return_std" in key for key in found)
+    assert "return_std" not in task.provenance["evaluation"]["targets"]["high"]
+    assert "±" not in capsys.readouterr().out
+
+
 def test_episodes_do_not_depend_on_how_many_are_played():
     task = make_task()
     tiny.trainer(1).test(task, make_data(), verbose=False)
