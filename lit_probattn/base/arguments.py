@@ -604,6 +604,8 @@ def add_data(parser: Any) -> None:
 def _data_words(words: Sequence[str]) -> list[str]:
     """Convert `--data.NAME VALUE` and `--data.NAME=VALUE` to a form that argparse supports.
 
+    A word with a space before its `=` is the value of another option, as for argparse.
+
     Raises:
         ValueError: a value is missing.
     """
@@ -612,7 +614,7 @@ def _data_words(words: Sequence[str]) -> list[str]:
     for word in rest:
         flag, equals, value = word.partition("=")
         name = flag.removeprefix("--data.")
-        if name == flag or not name or flag == DATA:
+        if name == flag or not name or " " in name or flag == DATA:
             found.append(word)
             continue
         value = value if equals else next(rest, "--")

@@ -179,7 +179,7 @@ def run(
 def check_runs(runs: Sequence[Run]) -> None:
     """Validate metrics, settings and flags before the first run.
 
-    Command lines with user settings are parsed once per task and set of keys.
+    Command lines with user settings are parsed once per task, set of keys, and row with settings.
 
     Raises:
         ConfigError: a metric is not logged, the number of steps is not set, or a key is unknown,
@@ -197,7 +197,8 @@ def check_runs(runs: Sequence[Run]) -> None:
     for run in runs:
         _ = run.max_steps  # raises if it is not set
         keys = frozenset(overrides(run.task, run.row, options))
-        kind = run.task.name, run.config["model"]["class_path"], keys
+        own = json.dumps(dict(run.row.overrides), sort_keys=True)
+        kind = run.task.name, run.config["model"]["class_path"], keys, own
         if kind in parsed:
             continue
         parsed.add(kind)
@@ -205,7 +206,7 @@ def check_runs(runs: Sequence[Run]) -> None:
         _check_validations(run)
         if options.settings or options.trainer or place.flags or run.row.overrides:
             try:
-                check_arguments(run.fit_arguments())
+                check_arguments(run.fit_arguments(run.name))
             except ConfigError as error:
                 raise ConfigError(f"{run.task.name}, {run.row.label}: {error}") from None
 

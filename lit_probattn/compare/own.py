@@ -140,10 +140,10 @@ def read_row(text: str) -> Row:
         if not word.partition("=")[0] or "=" not in word:
             raise ConfigError(f"--attention {text!r}: expected KEY=VALUE, received {word!r}")
     given = parse_settings(words)
-    options = {key: value for key, value in given.items() if "." not in key}
-    others = {key: value for key, value in given.items() if "." in key}
-    config = compose([path], {f"{ATTENTION}.{key}": value for key, value in options.items()})
-    _check_options(text, config, options)
+    settings = {key if "." in key else f"{ATTENTION}.{key}": v for key, v in given.items()}
+    of_attention = {key: v for key, v in settings.items() if key.startswith(f"{ATTENTION}.")}
+    config = compose([path], of_attention)
+    _check_options(text, config, [key for key in given if "." not in key])
     heads = attention_option(config, "num_heads")
     shown = [word for word in words if not word.startswith("num_heads=")]
     return Row(
@@ -151,8 +151,7 @@ def read_row(text: str) -> Row:
         method=" ".join([run_stem(path), *shown]),
         heads="" if heads is None else str(heads),
         attention=path,
-        set=options,
-        overrides=others,
+        overrides=settings,
     )
 
 
@@ -164,7 +163,7 @@ def _portable(path: str) -> str:
     return path
 
 
-def _check_options(text: str, config: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+def _check_options(text: str, config: Mapping[str, Any], options: Sequence[str]) -> None:
     try:
         path = config["model"]["init_args"]["attention"]["class_path"]
     except (KeyError, TypeError) as error:

@@ -221,15 +221,19 @@ class Run:
 
     # ---- commands and results ------------------------------------------------------------------
 
-    def fit_arguments(self) -> list[str]:
-        """The command line of `fit`, after the program's name."""
+    def fit_arguments(self, run_name: str | None = None) -> list[str]:
+        """Return the command line of `fit`, after the program's name.
+
+        Args:
+            run_name: name of the run folder. None reads the source files, on which it depends.
+        """
         settings = {
             "seed_everything": self.seed,
             **overrides(self.task, self.row, self.options),
             **self.links(),
             "trainer.enable_progress_bar": False,
             "run.root": self.place.runs,
-            "run.name": self.run_name,
+            "run.name": self.run_name if run_name is None else run_name,
             "ckpt_path": "auto",
         }
         files = config_files(self.task, self.row, self.options)

@@ -286,6 +286,8 @@ def test_arguments_of_the_data_are_written_as_for_fit(words):
     options = parser.parse_args([*words, "--other", "a", "b", "--data.name", "x=y"])
     assert options.data == ["num_train=3", "name=x=y"]
     assert options.other == ["a", "b"]
+    options = parser.parse_args(["--other", "--data.num_workers 2", *words])
+    assert (options.data, options.other) == (["num_train=3"], ["--data.num_workers 2"])
     with pytest.raises(SystemExit):
         parser.parse_args(["--data", "num_train=3"])
 

@@ -13,7 +13,7 @@ from lit_probattn.__main__ import main
 from lit_probattn.compare.flags import flags, parse_settings
 from lit_probattn.compare.model import counts
 from lit_probattn.compare.own import make_table, read_row
-from lit_probattn.compare.protocol import differing
+from lit_probattn.compare.protocol import ATTENTION, differing
 from lit_probattn.records.figures import readable
 from tests.compare.tiny import program, run_here
 from tests.support.helpers import error_of
@@ -31,10 +31,10 @@ def test_names_become_rows_with_options():
         "smgk, 1 head",
         "hard_gfish num_global_heads=4, 8 heads",
     ]
-    assert [dict(row.set) for row in table.rows.values()] == [
+    assert [dict(row.overrides) for row in table.rows.values()] == [
         {},
-        {"num_heads": 1},
-        {"num_global_heads": 4},
+        {f"{ATTENTION}.num_heads": 1},
+        {f"{ATTENTION}.num_global_heads": 4},
     ]
     (task,) = table.tasks.values()
     assert (task.name, task.config) == ("lra_listops_tiny", f"configs/tasks/{TASK}.yaml")
@@ -50,7 +50,7 @@ def test_options_that_all_rows_set_are_given_once():
     ]
     assert table.shared_options == "dropout=0"
     assert "dropout" not in table.title
-    assert [row.set["dropout"] for row in table.rows.values()] == [0, 0]
+    assert [row.overrides[f"{ATTENTION}.dropout"] for row in table.rows.values()] == [0, 0]
     alone = make_table([TASK], ["softmax dropout=0"])
     assert (alone.rows["softmax_dropout=0"].label, alone.shared_options) == (
         *("softmax dropout=0, 8 heads", ""),
@@ -91,10 +91,7 @@ def test_a_setting_is_what_fit_has_for_the_same_text(kind, text):
 
 def test_dotted_keys_are_settings_of_one_variant():
     row = read_row("mgk model.init_args.lr=0.01 dropout=0.0")
-    assert (dict(row.set), dict(row.overrides)) == (
-        {"dropout": 0.0},
-        {"model.init_args.lr": 0.01},
-    )
+    assert row.overrides == {f"{ATTENTION}.dropout": 0.0, "model.init_args.lr": 0.01}
 
 
 def test_only_selects_tasks_and_rows_by_patterns():
@@ -134,6 +131,18 @@ def test_a_language_model_is_compared_by_what_selects_its_checkpoints():
         (
             ["--task", TASK, "--attention", "softmax", "mgk trainer.max_steps=4"],
             "the variants differ in trainer.max_steps",
+        ),
+        (
+            ["--task", TASK, "--attention", "mgk", "--data.batchsize", "4", "--dry-run"],
+            "lra_listops_tiny, mgk, 4 heads: unknown key 'data.init_args.batchsize'",
+        ),
+        (
+            ["--task", TASK, "--attention", "mgk num_heads=2", "mgk num_heads=two", "--dry-run"],
+            "lra_listops_tiny, mgk, two heads: model.init_args.attention.init_args.num_heads",
+        ),
+        (
+            ["--task", TASK, "--attention", "softmax", "mgk e_step=hrd", "--dry-run"],
+            "model.init_args.attention.init_args.e_step",
         ),
     ],
 )
