@@ -103,8 +103,8 @@ def check_trainer(trainer: pl.Trainer) -> None:
     Raises:
         ValueError: `max_steps` is missing, `min_steps`, `min_epochs`, `max_epochs` or
             `limit_train_batches` is set, a number of batches is below 1, validations may be within
-            an optimiser step, gradients are clipped to a negative norm, or a callback changes what
-            the task sets.
+            an optimiser step or at different steps of the ranks, gradients are clipped to a
+            negative norm, or a callback changes what the task sets.
     """
     if trainer.max_steps < 1:
         raise ValueError(
@@ -162,12 +162,18 @@ def check_trainer(trainer: pl.Trainer) -> None:
     if getattr(trainer, "limit_val_batches", 1.0):
         check_whole_steps("val_check_interval", interval, parts)
         # Lightning does not set the attribute if the interval is a duration.
-        has_interval = hasattr(trainer, "val_check_interval")
-        if parts > 1 and isinstance(trainer, pl.Trainer) and not has_interval:
+        is_duration = isinstance(trainer, pl.Trainer) and not hasattr(trainer, "val_check_interval")
+        if is_duration and parts > 1:
             raise ValueError(
                 "trainer.val_check_interval must be a number of micro-batches with "
                 f"trainer.accumulate_grad_batches {parts}, received a duration, which may end "
                 "within an optimiser step"
+            )
+        if is_duration and trainer.world_size > 1:
+            raise ValueError(
+                "trainer.val_check_interval must be a number of micro-batches with "
+                f"{trainer.world_size} processes, received a duration, which may end at another "
+                "step on each of them"
             )
 
 

@@ -232,7 +232,8 @@ class RunCheckpoint(Checkpoint):
             self.best_score, self.best_step = float(score), trainer.global_step
             self._save(trainer, "best")
             self._remove(trainer, "best", keep=1)
-        if self._save_after_validation or trainer.should_stop:
+        # Whether a validation follows a step is unknown if they are a duration apart.
+        if self._save_after_validation or self.every_n_steps is None or trainer.should_stop:
             self._save_after_validation = self._validation_is_due = False
             self._save_step(trainer)
 

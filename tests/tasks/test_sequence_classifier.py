@@ -15,6 +15,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.tasks import SequenceClassifier
+from lit_probattn.tasks.base import check_trainer
 from tests.tasks.tiny import CLASSES, data, softmax, task, trainer
 
 
@@ -124,6 +125,12 @@ def test_intervals_do_not_matter_if_there_are_no_validations():
 def test_a_duration_between_validations_requires_whole_steps():
     with pytest.raises(ValueError, match="batches 2, received a duration"):
         trainer(2, accumulate_grad_batches=2, val_check_interval="00:00:10:00").fit(task(), data())
+
+
+def test_a_duration_between_validations_requires_one_process():
+    run = trainer(2, val_check_interval="00:00:10:00", devices=2, strategy="ddp_spawn")
+    with pytest.raises(ValueError, match="2 processes, received a duration"):
+        check_trainer(run)
 
 
 @pytest.mark.parametrize("name", ["min_steps", "min_epochs"])
