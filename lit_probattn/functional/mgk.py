@@ -51,7 +51,8 @@ def mgk_attention(
             (B, H_kv, L, E).
         value: (B, H_kv, L, E_v).
         scale: 1/σ² of all components, if `variance` is None. None means 1/√E.
-        log_prior: log π, (K,), (H_kv, K) or (H_kv, K, L). None means equal priors.
+        log_prior: log π, (K,), (H_kv, K) or (H_kv, K, L). None means equal priors. -inf for all
+            components of a key has no defined gradient: use `attn_mask`.
         variance: σ², positive, (K,) or (H_kv, K).
         key_shift: b, (K, E) or (H_kv, K, E).
         score: `gaussian` or `dot`.
