@@ -64,7 +64,7 @@ from lit_probattn.training.evaluation import (
     limit_of,
 )
 from lit_probattn.training.init_from import Taken, init_from
-from lit_probattn.training.lightning_internals import BareCLI, meet_on_loopback
+from lit_probattn.training.lightning_internals import BareCLI, meet_on_loopback, returns_results
 from lit_probattn.training.logs import RunCSVLogger, tensorboard_logger
 from lit_probattn.training.memory import MemoryAdvice
 from lit_probattn.training.peers import Heartbeats
@@ -222,6 +222,11 @@ class RunCLI(BareCLI):
             )
             added.append(self.checkpoints)
         trainer: pl.Trainer = super().instantiate_trainer(**kwargs, callbacks=[*callbacks, *added])
+        if returns_results(trainer):
+            raise ConfigError(
+                "trainer.strategy must start this command once per process, received a strategy "
+                "that forks or spawns processes: use ddp"
+            )
         self._meeting_place = meet_on_loopback(trainer)
         return trainer
 

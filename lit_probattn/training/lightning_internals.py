@@ -15,6 +15,7 @@ from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.cli import _InstantiatorFn as ModuleInstantiator
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
 from lit_probattn.base.torch_internals import loopback_store
@@ -26,6 +27,7 @@ __all__ = [
     "form_process_group",
     "leave_out_sigterm_question",
     "meet_on_loopback",
+    "returns_results",
     "set_logged_step",
     "shard_over",
     "validate_now",
@@ -68,6 +70,11 @@ def shard_over(strategy: ModelParallelStrategy, num_ranks: int) -> None:
 def form_process_group(strategy: ModelParallelStrategy) -> None:
     """Form the process group without a model and a mesh."""
     strategy._setup_distributed()
+
+
+def returns_results(trainer: pl.Trainer) -> bool:
+    """Whether processes train and return weights to this one: `ddp_spawn`, `ddp_fork`."""
+    return isinstance(trainer.strategy.launcher, _MultiProcessingLauncher)
 
 
 def meet_on_loopback(trainer: pl.Trainer) -> Any:

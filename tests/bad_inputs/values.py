@@ -223,6 +223,7 @@ def _machine() -> Iterator[Case]:
     yield case("`devices three`", training(devices="three"))
     yield case("`devices 0`", training(devices=0))
     yield case("`strategy dpp`", training(strategy="dpp"))
+    yield case("`strategy ddp_spawn`", training(strategy="ddp_spawn"))
     yield case("two nodes, started alone", training(num_nodes=2, strategy="ddp"))
     yield case("the folder of runs is a file", _file_for_runs)
     yield case("the version exists", _version_exists)

@@ -44,6 +44,10 @@ WRONG = [
         "val_check_interval .* multiple of .*batches 2, received 5: set 6, or 10 for 5 opt",
     ),
     (["--trainer.strategy", "dpp"], "invalid strategy name"),
+    (
+        ["--trainer.strategy", "ddp_spawn", "--trainer.accelerator", "cpu"],
+        "trainer.strategy must start this command once per process",
+    ),
     (["--config", "configs"], "configs is a folder; expected a YAML file"),
 ]
 # As one above: another key or class, another check of a constructor or of the trainer. What a plan

@@ -138,6 +138,7 @@ def test_ranks_of_one_machine_meet_on_loopback(strategy, on_loopback, monkeypatc
     store = internals.meet_on_loopback(trainer)
     port = trainer.strategy.cluster_environment.main_port
     assert listening_on(port) == [LOOPBACK] * on_loopback
+    assert internals.returns_results(trainer) is not on_loopback
     del store
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert internals.meet_on_loopback(trainer) is None
