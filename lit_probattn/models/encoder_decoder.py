@@ -248,8 +248,10 @@ class EncoderDecoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits of all words, (…, V), given `hidden` (…, C)."""
-        table = self.tokens if self.output is None else self.output
-        return nn.functional.linear(hidden, table.weight)
+        if self.output is None:
+            return nn.functional.linear(hidden, self.tokens.weight)
+        logits: Tensor = self.output(hidden)
+        return logits
 
     def new_state(
         self, memory: Tensor, memory_mask: Tensor | None = None, capacity: int = 0

@@ -185,6 +185,14 @@ def test_logits_are_products_with_the_output_table(share):
     torch.testing.assert_close(model.logits(hidden), hidden @ table.T, rtol=0, atol=1e-12)
 
 
+def test_logits_call_their_own_output_layer():
+    """An adapter around the layer, or a hook, takes part in the logits."""
+    model, hidden = tiny(share="none"), torch.randn(B, T, C, dtype=torch.float64)
+    plain = model.logits(hidden)
+    model.output.register_forward_hook(lambda layer, inputs, out: out + 1)
+    torch.testing.assert_close(model.logits(hidden), plain + 1)
+
+
 def test_start_is_fairseqs():
     mgk = partial(MGKAttention, num_heads=2)
     model = tiny(mgk, embed_dim=128, head_dim=64, mlp_dim=256, vocab_size=997, positions="learned")

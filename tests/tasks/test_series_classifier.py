@@ -121,6 +121,16 @@ def test_head_reads_every_step_and_no_padding():
     torch.testing.assert_close(head(x, mask)[0], head.output(kept))
 
 
+@pytest.mark.parametrize("steps", [2, 3])
+def test_head_calls_its_output_layer(steps):
+    """An adapter around the layer, or a hook, takes part in the logits."""
+    head = FlattenedClassifier(embed_dim=2, max_seq_len=3, num_classes=CLASSES)
+    x = torch.randn(1, steps, 2)
+    plain = head(x)
+    head.output.register_forward_hook(lambda layer, inputs, out: out + 1)
+    torch.testing.assert_close(head(x), plain + 1)
+
+
 def test_projections_start_as_in_multihead_attention():
     net = model(embed_dim=64, head_dim=16)
     reference = nn.MultiheadAttention(64, 4)

@@ -250,8 +250,18 @@ class ReleasedMGKAttention(MGKAttention):
         self.build(options)
 
     def project_values(self, value: Tensor, *, of_self: bool) -> Tensor:
-        """Omit the value bias in self-attention if configured; its gradient is then zero."""
+        """Omit the value bias in self-attention if configured; its gradient is then zero.
+
+        Raises:
+            NotImplementedError: the bias is omitted, and `value_proj` is not a plain linear layer.
+        """
         bias = self.value_proj.bias
         if not of_self or self.options.value_bias == "always" or bias is None:
             return super().project_values(value, of_self=of_self)
+        if not isinstance(self.value_proj, torch.nn.Linear):
+            raise NotImplementedError(
+                "value_bias='cross' multiplies the weight of value_proj, which is a "
+                f"{type(self.value_proj).__name__}: leave value_proj a plain linear layer "
+                "(no adapter, not quantised), or set value_bias='always'"
+            )
         return linear(value, self.value_proj.weight, 0.0 * bias)

@@ -122,8 +122,7 @@ class SeriesBlock(nn.Module):
 class FlattenedClassifier(nn.Module):
     """Activation, dropout, zeros for padded steps, concatenation of all steps, Linear.
 
-    A batch padded to fewer steps than `max_seq_len` uses only the weights of its steps, since the
-    others would multiply zeros.
+    A batch padded to fewer steps than `max_seq_len` is padded to `max_seq_len`.
 
     Args:
         num_classes: number of labels.
@@ -142,7 +141,8 @@ class FlattenedClassifier(nn.Module):
         super().__init__()
         self.activation = F.gelu if activation == "gelu" else F.relu
         self.dropout = nn.Dropout(dropout)
-        self.output = nn.Linear(max_seq_len * embed_dim, num_classes)
+        self.width = max_seq_len * embed_dim
+        self.output = nn.Linear(self.width, num_classes)
 
     def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """Map (B, N, C) to logits (B, num_classes)."""
@@ -150,7 +150,8 @@ class FlattenedClassifier(nn.Module):
         if key_mask is not None:
             x = torch.where(key_mask[..., None], x, 0.0)
         flat = x.flatten(1)  # (B, N · C)
-        return F.linear(flat, self.output.weight[:, : flat.shape[1]], self.output.bias)
+        logits: Tensor = self.output(F.pad(flat, (0, max(self.width - flat.shape[1], 0))))
+        return logits
 
 
 def init_attention(layer: Attention) -> None:
