@@ -150,8 +150,25 @@ def keep_rows(module: Any, name: str, axis: int, rows: list[int]) -> None:
 
 
 def parameter_of(module: nn.Module, name: str) -> Tensor:
-    """Return a parameter by its name below a module, with its stored rows only."""
+    """Return a parameter by its name below a module, with its stored rows only.
+
+    Raises:
+        RuntimeError: its layer was wrapped or replaced after the swap.
+    """
     path, _, own = name.rpartition(".")
-    held: Any = nn.Module.__getattr__(module.get_submodule(path), own)
-    assert isinstance(held, torch.Tensor)
+    holder: Any = module.get_submodule(path)
+    try:
+        held: Any = nn.Module.__getattr__(holder, own)
+    except AttributeError:
+        held = None
+    kept: Kept | None = getattr(holder, "kept", {}).get(own)
+    if not isinstance(held, Tensor) or (
+        kept is not None and held.shape[kept.axis] != sum(count for _, count in kept.runs)
+    ):
+        kind = type(holder)
+        raise RuntimeError(
+            f"{path or type(module).__name__} was wrapped or replaced after the swap, which had "
+            f"changed the rows of its {own} (now: {kind.__module__}.{kind.__name__}): adapters and "
+            "quantisation must leave it out, or come before the swap and be merged"
+        )
     return held

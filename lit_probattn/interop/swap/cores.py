@@ -40,6 +40,8 @@ class Sharing:
         rows: rows of the weight, in the order of the host's key heads.
         bias_rows: rows of the bias.
         repeats: number of times the host repeats each key head.
+        selected: names below the module of the weights that store some rows, or to which further
+            components of keys belong.
     """
 
     groups: list[list[int]] | None = None
@@ -49,6 +51,7 @@ class Sharing:
     rows: list[int] = field(default_factory=list)
     bias_rows: list[int] = field(default_factory=list)
     repeats: int = 1
+    selected: tuple[str, ...] = ()
 
 
 class Cores(nn.ModuleList):
@@ -168,6 +171,18 @@ class Cores(nn.ModuleList):
                 held = parameter_of(module, name)
                 found.set(held, [_with(held, axis, rows, part) for part in getattr(more, own)])
         return found
+
+    def check_weights(self, module: nn.Module) -> None:
+        """Check that the weights of which the swap selected rows are those of the module.
+
+        A wrapper (an adapter) would be merged into rows that are not stored.
+
+        Raises:
+            RuntimeError: a layer was wrapped or replaced after the swap.
+        """
+        for sharing in self.sharing:
+            for name in sharing.selected:
+                parameter_of(module, name)
 
 
 class TensorMap(Generic[Value]):

@@ -94,6 +94,7 @@ def attention_function(
         given: Any = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal}
         given |= {"position_bias": position_bias, **kwargs}
         return as_the_library(module, query, key, value, attention_mask, **given)
+    cores.check_weights(module)
     for name in LOST:
         if kwargs.get(name) is not None:
             raise NotImplementedError(f"{type(module).__name__}: {name} is not supported by a swap")

@@ -224,10 +224,19 @@ def sharing_of(model: nn.Module, change: Change | None) -> Sharing:
     if change is None:
         return Sharing()
     groups, repeats = change.weights.groups, change.made.repeats
-    if change.exchanged or not change.more_keys:
+    if change.exchanged:
         return Sharing(groups, repeats=repeats)
     inside = f"{change.site.name}." if change.site.name else ""
     key, bias = change.made.weights["key"], change.made.biases.get("key")
+    names = dict.fromkeys(rows.parameter for rows in change.made.weights.values())
+    selected = tuple(
+        name.removeprefix(inside)
+        for name in names
+        if name.startswith(inside)
+        and (_is_narrow(model, name) or (change.more_keys > 0 and name == key.parameter))
+    )
+    if not change.more_keys:
+        return Sharing(groups, repeats=repeats, selected=selected)
     return Sharing(
         groups,
         key.parameter.removeprefix(inside),
@@ -236,7 +245,14 @@ def sharing_of(model: nn.Module, change: Change | None) -> Sharing:
         _kept(model, key),
         [] if bias is None else _kept(model, bias),
         repeats,
+        selected,
     )
+
+
+def _is_narrow(model: nn.Module, name: str) -> bool:
+    """Return whether only some rows of a parameter are stored."""
+    path, _, own = name.rpartition(".")
+    return own in getattr(model.get_submodule(path), "kept", {})
 
 
 def _kept(model: nn.Module, rows: Rows) -> list[int]:

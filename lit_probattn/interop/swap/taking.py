@@ -68,6 +68,7 @@ class Attending(Seeing):
         self.needs_weights = False
         self.weights: Tensor | None = None
         self.around = None if torch.compiler.is_compiling() else recomputation()
+        module.cores.check_weights(module)
         self.twins: TensorMap[list[Tensor]] = module.cores.twins(module)
 
     def other(self, func: Any, args: Any, kwargs: Any) -> Any:

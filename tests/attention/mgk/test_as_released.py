@@ -331,6 +331,7 @@ def test_a_scale_of_the_second_component_needs_two_that_are_mixed_after():
 
 # ---- translation -------------------------------------------------------------------------------
 
+
 # Of two components for three heads: inside, negative, above 2, at 0, below the floor, above 1.
 class Adapter(torch.nn.Module):
     """A wrapper such as those of peft: the weights of the layer, and another output."""

@@ -167,3 +167,72 @@ def test_masks_and_biases_of_joined_heads_are_joined_with_and_without_a_batch(sh
         assert torch.equal(joined(allowed, groups).select(-3, part), some)
     for unchanged in (torch.randn(5, 7), torch.randn(2, 1, 5, 7), torch.randn(3, 5, 7)):
         assert joined(unchanged, groups) is unchanged
+
+
+# ---------------------------------------------------------------------- after the swap
+class Adapter(nn.Module):
+    """A wrapper as peft's: another output, and the weight of its layer to merge into."""
+
+    def __init__(self, base_layer):
+        super().__init__()
+        self.base_layer = base_layer
+        self.delta = nn.Parameter(0.3 * draw(base_layer.out_features, base_layer.in_features))
+
+    def forward(self, x):
+        return self.base_layer(x) + nn.functional.linear(x, self.delta)
+
+    def merged(self):
+        """Return the layer with the adapter in its weight."""
+        self.base_layer.weight.data += self.delta.data
+        return self.base_layer
+
+
+class Fused(nn.Module):
+    """Attention with one projection without a bias."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(8, 48, bias=False), nn.Linear(16, 8)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4)
+        heads = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.out(heads.transpose(1, 2).flatten(2))
+
+
+def fused(variant, **options):
+    torch.manual_seed(0)
+    x = draw(2, 7, 8)
+    return lit_probattn.swap(Fused().double(), variant, example=x, **options)[0], x
+
+
+@pytest.mark.parametrize("variant", ["softmax", "smgk"])
+def test_adapters_on_weights_that_a_swap_keeps_can_be_merged(variant):
+    model, x = fused(variant)
+    model.qkv, model.out = Adapter(model.qkv), Adapter(model.out)
+    out = model(x)
+    model.qkv, model.out = model.qkv.merged(), model.out.merged()
+    torch.testing.assert_close(model(x), out)
+
+
+@pytest.mark.parametrize("heads", [1.0, 0.5])
+@pytest.mark.parametrize("name", ["qkv", "out"])
+def test_adapters_on_weights_with_other_rows_are_refused(heads, name):
+    """The rows that are not stored, and further components, would lose the merged adapter."""
+    model, x = fused("mgk", heads=heads)
+    setattr(model, name, Adapter(getattr(model, name)))
+    if (heads, name) == (1.0, "out"):  # unchanged by the swap
+        out = model(x)
+        model.out = model.out.merged()
+        torch.testing.assert_close(model(x), out)
+        return
+    with pytest.raises(RuntimeError, match=rf"{name} was wrapped .*Adapter\): adapters and quan"):
+        model(x)
+
+
+def test_a_new_weight_with_all_rows_is_refused_where_rows_were_dropped():
+    """Quantisation sets one; its rows would have been read as those of other heads."""
+    model, x = fused("mgk", heads=0.5)
+    model.qkv.weight = nn.Parameter(model.qkv.weight.detach().clone())
+    with pytest.raises(RuntimeError, match=r"qkv was wrapped or replaced .*linear\.Linear\): "):
+        model(x)
