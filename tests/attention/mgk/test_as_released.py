@@ -333,18 +333,6 @@ def test_a_scale_of_the_second_component_needs_two_that_are_mixed_after():
 
 
 # Of two components for three heads: inside, negative, above 2, at 0, below the floor, above 1.
-class Adapter(torch.nn.Module):
-    """A wrapper such as those of peft: the weights of the layer, and another output."""
-
-    def __init__(self, base_layer):
-        super().__init__()
-        self.base_layer = base_layer
-        self.weight, self.bias = base_layer.weight, base_layer.bias
-
-    def forward(self, x):
-        return self.base_layer(x)
-
-
 MAGNITUDES = [[0.4, -1.3], [2.7, 0.0], [3e-7, -1.9]]
 
 
@@ -403,6 +391,18 @@ def test_code_translation_decodes_as_it_trains(name):
     torch.testing.assert_close(torch.cat(steps, 1), whole, atol=1e-11, rtol=0)
     across = layer(x, memory=layer.remember(memory))
     torch.testing.assert_close(across, layer(x, memory), atol=1e-11, rtol=0)
+
+
+class Adapter(torch.nn.Module):
+    """A wrapper such as those of peft: the weights of the layer, and another output."""
+
+    def __init__(self, base_layer):
+        super().__init__()
+        self.base_layer = base_layer
+        self.weight, self.bias = base_layer.weight, base_layer.bias
+
+    def forward(self, x):
+        return self.base_layer(x)
 
 
 def test_an_adapter_of_values_is_refused_where_their_bias_is_omitted():
