@@ -170,8 +170,8 @@ def needed_rows(pairs, b, by_any, by_all, end, BLOCK: tl.constexpr):
         first, last = marked_range(pairs.query_mask, b, number(pairs.num_queries))
         end = tl.minimum(end, last)
         by_any = tl.maximum(by_any, first // BLOCK * BLOCK)
-        by_all = tl.maximum(by_all, by_any)
-    return by_any, tl.minimum(by_all, end), end
+        by_all = tl.minimum(tl.maximum(by_all, by_any), end)
+    return by_any, by_all, end
 
 
 @triton.jit

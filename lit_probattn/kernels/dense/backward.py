@@ -294,6 +294,7 @@ def grad_key_kernel(
     if call.key_range is not None:  # no row attends to a tile of padding
         first, last = tl.load(call.key_range + 2 * b), tl.load(call.key_range + 2 * b + 1)
         end = tl.where((first < col + BLOCK_K) & (col < last), end, 0)
+        sees_all = tl.minimum(sees_all, end)
     sees_any, sees_all, end = needed_rows(call.pairs, b, sees_any, sees_all, end, BLOCK_Q)
     # Part 0 is the edge: the first rows that attend to a key of this tile.
     ONE_LOOP: tl.constexpr = call.pairs.draw is not None

@@ -216,6 +216,7 @@ def fish_key_gradient_kernel(
     if call.pairs.key_mask is not None:  # no row attends to a tile of padding
         some = tl.max(real_rows(call.pairs, b, col, BLOCK_K).to(tl.int32), 0)
         end = tl.where(some > 0, num_rows, 0)
+        by_all = tl.minimum(by_all, end)
     by_any, by_all, end = needed_rows(call.pairs, b, by_any, by_all, end, BLOCK_Q)
     # First rows that attend to a part of this tile and compare positions, then the others.
     PARTS: tl.constexpr = form.parts or not form.causal
