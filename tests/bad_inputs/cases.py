@@ -52,11 +52,13 @@ def message_of(case: Case, folder: Path) -> str:
 # ---- the doors ------------------------------------------------------------------------------
 
 
-def command_error(command: list[str], door: Callable[[list[str]], int] = main) -> str:
-    """The one line on stderr of a command that fails."""
+def command_error(
+    command: list[str], door: Callable[[list[str]], int] = main, *, alone: bool = True
+) -> str:
+    """The line of the error on stderr of a command that fails, the only one if `alone`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return error_of(command, door, None)
+        return error_of(command, door, None, alone=alone)
 
 
 def fit(*more: str, attention: str | None = None) -> Callable[[Path], str]:

@@ -204,7 +204,8 @@ def _predict_masked(folder: Path) -> str:
     given = {"data_dir": folder, "cache_dir": folder / "cache"}
     words = arguments("fit", folder, task="tiny/masked_lm", **given)
     run([*words, "--trainer.max_steps", "1", "--trainer.limit_val_batches", "0"])
-    return command_error(["predict", *words[1:], "--ckpt_path", "last"])
+    # The data report words that their vocabulary lacks.
+    return command_error(["predict", *words[1:], "--ckpt_path", "last"], alone=False)
 
 
 def _shared_by_layers(folder: Path) -> str:
