@@ -69,8 +69,8 @@ def claim_of(summary: pd.DataFrame) -> str:
     beside_base = summary[~summary["difference_from_baseline"].isin(["", "baseline"])]
     if summary["num_seeds"].max() < 2 or beside_base.empty:
         part = summary[(summary["task"] == first["task"]) & (summary["metric"] == first["metric"])]
-        low, high = part["mean"].min(), part["mean"].max()
-        return f"{about}: {low:.1f} to {high:.1f}, {first['num_seeds']} seed per row"
+        ends = dict.fromkeys(f"{x:.1f}" for x in (part["mean"].min(), part["mean"].max()))
+        return f"{about}: {' to '.join(ends)}, {first['num_seeds']} seed per row"
     marked = beside_base[beside_base["difference_from_baseline"].str.endswith("*")]
     base = summary[summary["difference_from_baseline"] == "baseline"]["method"].unique()
     against = " and ".join(map(str, base))

@@ -25,7 +25,7 @@ from lit_probattn.compare.flags import Place
 from lit_probattn.compare.measured import MeasuredReport
 from lit_probattn.compare.protocol import Options, default_of, differences, overrides
 from lit_probattn.compare.report import SHORTENED, Report
-from lit_probattn.compare.scores import draw
+from lit_probattn.compare.scores import claim_of, draw
 from lit_probattn.compare.tables import read_table
 from lit_probattn.experiments import page as page_module
 from lit_probattn.records.html import body_of
@@ -142,6 +142,13 @@ def test_one_seed_claims_no_spread_and_missing_runs_are_named(tmp_path):
         "| 1 | 36.00 | 37.00 | -1.00: one seed, no interval; sampling error of the test set" in text
     )
     assert "1 of 4 runs are finished; missing: listops, MGK, 1 head, seed 3" in written
+
+
+@pytest.mark.parametrize(("means", "range_"), [((38.9,), "38.9"), ((18.75, 38.25), "18.8 to 38.2")])
+def test_rows_of_one_seed_have_their_range_as_claim(means, range_):
+    given = {"task": "t", "metric": "test", "unit": "%", "num_seeds": 1}
+    rows = [{**given, "mean": mean, "difference_from_baseline": ""} for mean in means]
+    assert claim_of(pd.DataFrame(rows)) == f"t, test, %: {range_}, 1 seed per row"
 
 
 def test_average_needs_all_tasks(tmp_path):
