@@ -58,7 +58,7 @@ def _opened(path: str) -> Any:
         return minari.load_dataset(name)
     except FileNotFoundError:
         raise MissingDataError(
-            f"{path}: there is no such local data set; run `minari download {name}`"
+            f"{path}: the data set is not on this machine; run `minari download {name}`"
         ) from None
 
 

@@ -112,8 +112,9 @@ class Selection(NamedTuple):
     factor: Tensor
 
     def weights(self, scores: Tensor) -> Tensor:
-        """Return attention weights of scores."""
-        return scores.masked_fill(~self.seen, float("-inf")).softmax(-1) * self.factor
+        """Return attention weights of scores; zeros in rows without allowed pairs."""
+        weights = scores.masked_fill(~self.seen, float("-inf")).softmax(-1)
+        return weights.masked_fill(~self.seen.any(-1, keepdim=True), 0.0) * self.factor
 
 
 def causal(rows: int, keys: int, device: torch.device) -> Selection:
@@ -123,16 +124,24 @@ def causal(rows: int, keys: int, device: torch.device) -> Selection:
 
 
 def masked(shape: tuple[int, int, int, int], device: torch.device) -> Selection:
-    """Return a key mask and a pair mask per head, with dropout, for (B, H, N, L) scores."""
+    """Return masks of keys, queries and pairs per head, with dropout, for (B, H, N, L) scores.
+
+    The first half of the first sample's queries is not needed. They have no allowed pairs either,
+    so that their outputs are zero whether or not a kernel skips them.
+    """
     batch, heads, rows, keys = shape
     generator = torch.Generator().manual_seed(11)
     key_mask = (torch.rand(batch, keys, generator=generator) < 0.8).to(device)
     pair_mask = (torch.rand(1, heads, rows, keys, generator=generator) < 0.8).to(device)
+    query_mask = torch.ones(batch, rows, dtype=torch.bool, device=device)
+    query_mask[0, : rows // 2] = False
+    pair_mask = pair_mask & query_mask[:, None, :, None]
     dropout = AttentionDropout(0.3, RandomKey(3, step=5, layer=2))
     kept = dropout.keep(batch, heads, range(rows), range(keys), device)
     words = dropout.key.philox_key(STREAM_DROPOUT), dropout.key.samples(batch, device)
     options: PairOptions = {
         "key_mask": key_mask,
+        "query_mask": query_mask,
         "pair_mask": pair_mask,
         "draw": draw_tensor(*words),
         "threshold": dropout.threshold,
