@@ -10,6 +10,7 @@ import types
 import typing
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Collection, Iterator
+from enum import Enum
 from typing import Any
 
 import yaml
@@ -39,6 +40,13 @@ from lit_probattn.training.lightning_internals import ModuleInstantiator
 
 read_sources_once()
 read_files_as_utf8()
+
+
+def _as_value(dumper: Any, member: Enum) -> Any:
+    return dumper.represent_data(member.value)
+
+
+yaml.representer.SafeRepresenter.add_multi_representer(Enum, _as_value)
 
 
 class RunParser(LightningArgumentParser):

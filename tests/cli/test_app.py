@@ -41,6 +41,15 @@ def test_files_and_flags_compose(tmp_path, capsys):
     assert config["model"]["init_args"]["attention"]["init_args"]["num_heads"] == 2
 
 
+def test_enumerations_are_stored_as_their_values(tmp_path):
+    """The default of an argument of Lightning's Timer is one."""
+    timer = ("--trainer.callbacks+", "lightning.pytorch.callbacks.Timer")
+    more = (*timer, "--trainer.callbacks.duration", "01:00:00:00")
+    config = printed_config(arguments("fit", tmp_path, *more))
+    (callback,) = config["trainer"]["callbacks"]
+    assert callback["init_args"] == {"duration": "01:00:00:00", "interval": "step", "verbose": True}
+
+
 RECIPES = {
     "lra_listops": {"steps": 5000, "warmup": 1000, "interval": 50},
     "lra_text": {"steps": 20000, "warmup": 8000, "interval": 500},
