@@ -27,8 +27,8 @@ NAMED = {
 }
 NOTHING_GIVEN = (
     "no task and no attention: add --task NAME --attention NAME, for example --task "
-    "tiny/lra_listops --attention smgk (`lit-probattn list` lists the names), or for an existing "
-    "run --config RUN/config.yaml"
+    "tiny/lra_listops --attention smgk (`lit-probattn list tasks` and `list attention` list the "
+    "names), or for an existing run --config RUN/config.yaml"
 )
 NO_ATTENTION = (
     "no attention variant: add --attention NAME, for example --attention softmax (`lit-probattn "
