@@ -203,3 +203,12 @@ def test_the_command_prunes_prints_and_stores(tmp_path, capsys):
     stored = load_checkpoint(out)
     assert stored["pruning"]["threshold"] == 0.05
     assert stored["optimizer_states"] == []
+
+
+def test_the_threshold_that_the_error_gives_is_the_one_that_prunes(tmp_path, capsys):
+    make_mgk(tmp_path, dead=False)
+    words = ["prune", str(tmp_path / "run"), str(tmp_path / "pruned.ckpt"), "--threshold"]
+    assert main([*words, "0.01"]) == 2
+    least = float(re.search(r"raise --threshold above ([\d.]+)$", capsys.readouterr().err)[1])
+    assert main([*words, f"{least - 1e-3:.4f}"]) == 2
+    assert main([*words, f"{least + 1e-3:.4f}"]) == 0

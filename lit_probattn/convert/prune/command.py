@@ -37,6 +37,7 @@ from lit_probattn.convert.files import check_output, require_no_hooks, write
 from lit_probattn.convert.model import compare_losses, compare_models, layer_inputs
 from lit_probattn.convert.prune.components import (
     component_usage,
+    deciding_usage,
     kept_components,
     prune_layers,
     pruned_entry,
@@ -88,11 +89,11 @@ def prune_checkpoint(options: argparse.Namespace) -> list[str]:
     indices = kept_components(layers, usage, options.threshold)
     first = next(iter(layers))
     before, after = layers[first].num_components, indices[first].shape[1]
-    least = min(float(values.min()) for values in usage.values())
     if after == before:
+        needed = max(float(v.amin(1).max()) for v in deciding_usage(layers, usage).values())
         raise ConfigError(
             f"nothing to prune: some head uses all {before} components at least "
-            f"{options.threshold:g} (smallest usage {least:.4f}); raise --threshold"
+            f"{options.threshold:g}; raise --threshold above {needed:.4f}"
         )
     fresh = prune_layers(state, layers, indices)
     config = copy.deepcopy(run.config["model"])

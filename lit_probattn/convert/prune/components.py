@@ -34,6 +34,18 @@ def kept_components(
     layers: Mapping[str, MGKAttention], usage: Mapping[str, Tensor], threshold: float
 ) -> dict[str, Tensor]:
     """Return the components kept by each row of `component_usage`, ascending, by layer."""
+    counted = deciding_usage(layers, usage)
+    most = max(int((values >= threshold).sum(1).max()) for values in counted.values())
+    return {
+        name: values.argsort(dim=1, descending=True, stable=True)[:, : max(1, most)].sort(1).values
+        for name, values in counted.items()
+    }
+
+
+def deciding_usage(
+    layers: Mapping[str, MGKAttention], usage: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return the largest usage over the rows that must keep the same components, by layer."""
     counted = dict(usage)
     for name, layer in layers.items():
         prior = layer.core.prior
@@ -42,11 +54,7 @@ def kept_components(
     if any(_fixed_and_different(layer) for layer in layers.values()):
         largest = torch.cat(list(usage.values())).amax(0)
         counted = {name: largest.expand_as(values) for name, values in usage.items()}
-    most = max(int((values >= threshold).sum(1).max()) for values in counted.values())
-    return {
-        name: values.argsort(dim=1, descending=True, stable=True)[:, : max(1, most)].sort(1).values
-        for name, values in counted.items()
-    }
+    return counted
 
 
 def _fixed_and_different(layer: MGKAttention) -> bool:
