@@ -249,7 +249,7 @@ class Approximate(ModelStudy):
         """Return the settings of the measurement, and the rows that are estimates."""
         exact = table.drop_duplicates("samples")[["samples", "words", "metric", "exact"]]
         facts = "; ".join(
-            f"{row.metric} {row.exact:.4g} over {row.words} words of {row.samples} samples"
+            f"{row.metric} {row.exact:.4g} over {row.words} predictions of {row.samples} samples"
             for row in exact.itertuples()
         )
         options, size = self.options, int(table["value_dim"].iloc[0])

@@ -76,8 +76,8 @@ class LogitRanks(ModelStudy):
             wide = demand.pivot_table(index="rank", columns="scope", values="value", sort=False)
             metric, exact = demand["metric"].iloc[0], demand["exact"].iloc[0]
             parts += [
-                f"Demand curve: {metric} over {demand['words'].iloc[0]} words with logits of rank "
-                f"r; exact: {exact:.4g}.",
+                f"Demand curve: {metric} over {demand['words'].iloc[0]} predictions with logits of "
+                f"rank r; exact: {exact:.4g}.",
                 markdown_table(wide.reset_index()),
             ]
         return "\n\n".join(parts)
