@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from lit_probattn.base.graphs import written
-from lit_probattn.base.torch_internals import FakeTensorMode, peak_bytes, storage_key
+from lit_probattn.base.torch_internals import FakeTensor, FakeTensorMode, peak_bytes, storage_key
 
 StepFunction = Callable[[], object]
 
@@ -63,9 +63,10 @@ def device_type(device: torch.device) -> str:
 def has_numbers(tensor: torch.Tensor) -> bool:
     """Return whether a tensor has data, unlike fake tensors and those on the meta device.
 
-    This does not identify predictions: exports also use tensors without data.
+    Other subclasses of Tensor, such as parameters, have data. This does not identify predictions:
+    exports also use tensors without data.
     """
-    return type(tensor) is torch.Tensor and tensor.device.type != "meta"
+    return not isinstance(tensor, FakeTensor) and tensor.device.type != "meta"
 
 
 def only_shapes(tensor: torch.Tensor) -> bool:

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._library.custom_ops import get_library_allowing_overwrite as library_of
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as outside_modes
 from torch.utils._pytree import tree_iter
@@ -32,6 +32,7 @@ from torch.utils._pytree import tree_iter
 __all__ = [
     "CDIST_OPERATORS",
     "CPU_ATTENTION_OPERATORS",
+    "FakeTensor",
     "FakeTensorMode",
     "FollowingModule",
     "RenamingModule",

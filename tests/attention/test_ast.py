@@ -260,5 +260,14 @@ def test_the_first_training_step_of_a_process_may_draw_dropout_in_a_checkpoint(m
     assert layer.core.pre_alpha.grad is not None
 
 
+def test_a_subclass_of_tensor_is_bisected_as_often_as_a_tensor():
+    class Subclass(torch.Tensor):
+        """A tensor as other libraries derive it: operations on it return the same class."""
+
+    scores, alpha = torch.randn(2, 3, 5, 17), torch.tensor([1.3, 1.5, 1.7])
+    found = entmax(scores.as_subclass(Subclass), None, alpha)
+    assert torch.equal(found.as_subclass(torch.Tensor), entmax(scores, None, alpha))
+
+
 def test_entmax_needs_all_keys():
     assert "entmax" in (bound_problem(ASTAttention(8, 2).core) or "")

@@ -142,6 +142,7 @@ def test_operators_that_are_counted_run_on_the_cpu(kind):
 def test_peak_and_storages_of_fake_tensors():
     with torch_internals.FakeTensorMode():
         x = torch.empty(1024)
+        assert isinstance(x, torch_internals.FakeTensor)
         assert torch_internals.peak_bytes([x], lambda: x + 1) == 2 * 4096
         assert torch_internals.storage_key(x) == torch_internals.storage_key(x[3:])
         assert torch_internals.storage_key(x) != torch_internals.storage_key(x + 1)

@@ -366,6 +366,23 @@ def test_the_self_test_runs_outside_modes(fresh):
         assert selftest.draws_noise() in (True, False)
 
 
+class Subclass(torch.Tensor):
+    """A tensor as other libraries derive it: operations on it return the same class."""
+
+
+@needs_library
+@pytest.mark.parametrize("attend", [softmax_attention, linear_attention])
+def test_a_subclass_of_tensor_is_computed_like_a_tensor(attend, nan_filled_empties):
+    given = [torch.randn(1, 2, 60, 4) for _ in range(3)]
+    results = []
+    for cls in (torch.Tensor, Subclass):
+        inputs = [x.as_subclass(cls).requires_grad_() for x in given]
+        out = attend(*inputs, backend="native")
+        results.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
+    for found, expected in zip(*reversed(results), strict=True):
+        torch.testing.assert_close(found.as_subclass(torch.Tensor), expected, rtol=0, atol=0)
+
+
 @needs_library
 @pytest.mark.parametrize("attend", [softmax_attention, linear_attention])
 def test_several_gradients_at_once_are_refused_in_one_line(attend):
