@@ -116,12 +116,12 @@ def _empty(batch: int, maps: int, block: list[int], device: Any, dtype: torch.dt
 
 def _is_shape(device: torch.device) -> bool:
     """Whether a draw has a shape only, as in predictions of memory; it is then one allocation."""
-    return device.type == "meta" or only_shapes(torch.empty(0))
+    return device.type == "meta" or only_shapes(torch.empty(0, device=device))
 
 
 def _is_native(device: torch.device) -> bool:
     """Whether new tensors have memory on the CPU, and no graph is recorded."""
-    return device.type == "cpu" and is_computed(torch.empty(0))
+    return device.type == "cpu" and is_computed(torch.empty(0, device=device))
 
 
 @traceable(

@@ -366,6 +366,14 @@ def test_the_self_test_runs_outside_modes(fresh):
         assert selftest.draws_noise() in (True, False)
 
 
+def test_draws_on_the_cpu_do_not_depend_on_the_default_device(nan_filled_empties):
+    dropout, block = AttentionDropout(0.3, KEY), (range(9), range(20))
+    kept, noise = keep_pairs(dropout, 2, 3, *block, CPU), normal_noise(KEY, 2, 3, *block, CPU)
+    with torch.device("meta"):
+        assert torch.equal(keep_pairs(dropout, 2, 3, *block, CPU), kept)
+        assert torch.equal(normal_noise(KEY, 2, 3, *block, CPU), noise)
+
+
 class Subclass(torch.Tensor):
     """A tensor as other libraries derive it: operations on it return the same class."""
 
