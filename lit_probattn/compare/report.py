@@ -449,11 +449,6 @@ class Report:
         lines += [*self._unlearned(), *self._unequal_sides()]
         return [part for line in lines for part in (one_line(line), "")]
 
-    @cached_property
-    def _first_of_rows(self) -> dict[str, tuple[Run, dict[str, Any]]]:
-        """One finished run per row, with its result."""
-        return {run.row.name: (run, result) for run, result in reversed(self.results)}
-
     def _unlearned(self) -> list[str]:
         """Return a warning that names the rows with accuracy at chance level."""
         seeds: dict[str, list[str]] = {}
@@ -468,27 +463,33 @@ class Report:
         )
 
     def _unequal_sides(self) -> list[str]:
-        sides: dict[str, dict[str, object]] = {}
-        for name, (run, result) in self._first_of_rows.items():
+        """Return the settings in which rows of a task differ; of some tasks, with their names."""
+        by_task: dict[str, dict[str, dict[str, object]]] = {}
+        for run, result in reversed(self.results):  # the first run of a row counts
             chosen = sorted(set((result.get("backends") or {}).values()))
-            sides[name] = {
+            by_task.setdefault(run.task.name, {})[run.row.name] = {
                 "attention dropout": attention_option(run.config, "dropout"),
                 "precision": setting(run.config, "trainer.precision"),
                 "backend": ", ".join(chosen) or None,
             }
-        baselines = {
-            name: self.table.baseline_of(run.task.name)
-            for name, (run, _) in self._first_of_rows.items()
-        }
-        return unequal_sides(sides, baselines, "differences are not due to the attention alone")
+        found: dict[str, list[str]] = {}
+        for task in (one.name for one in self.tasks if one.name in by_task):
+            baselines = dict.fromkeys(by_task[task], self.table.baseline_of(task))
+            effect = "differences are not due to the attention alone"
+            for line in unequal_sides(by_task[task], baselines, effect):
+                found.setdefault(line, []).append(task)
+        return [
+            line if len(tasks) == len(by_task) else f"{', '.join(tasks)}: {line}"
+            for line, tasks in found.items()
+        ]
 
     def _noise_lines(self) -> list[str]:
         """Return whether rows with noise were evaluated with noise."""
-        rows: dict[bool, list[str]] = {}
-        for run, _ in self._first_of_rows.values():
+        rows: dict[bool, dict[str, None]] = {}
+        for run, _ in self.results:
             drawn = draws_noise_at_eval(run.config)
             if drawn is not None:
-                rows.setdefault(drawn, []).append(run.row.label)
+                rows.setdefault(drawn, {})[run.row.label] = None
         how = {
             True: "on, as a function of seed and sample",
             False: "off, so these are evaluated as their Hard variants",

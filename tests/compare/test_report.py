@@ -518,6 +518,24 @@ def test_unequal_sides_are_flagged_before_the_table(tmp_path):
     assert "precision" not in above
 
 
+def test_unequal_sides_are_those_of_every_task(tmp_path):
+    """Backends differ only on the second one."""
+    table = yaml.safe_load(yaml.safe_dump(TABLE))
+    table["rows"]["mgk_1"]["published"]["retrieval"] = 79.0
+    write_tables(tmp_path / "tables", table)
+    tiny = read_table("tiny", tmp_path / "tables")
+    place = Place(runs=tmp_path / "runs", data_dir=str(tmp_path))
+    runs = make_runs(tiny, [], [3], Options(), place)
+    for run in runs:
+        second = (run.task.name, run.row.name) == ("retrieval", "mgk_1")
+        keep(run, 30.0, backends={"attention (cpu)": "blockwise" if second else "sdpa"})
+    written = report_of(tmp_path, tiny, runs)[2]
+    (line,) = [line for line in written.splitlines() if "Unequal settings" in line]
+    assert line.startswith(
+        "retrieval: **Unequal settings: backend is blockwise (mgk_1) and sdpa (baseline softmax_2)"
+    )
+
+
 def drawn(values, monkeypatch, tmp_path, options=None):
     """The panel of the results, with values by row and seed."""
     figures = []
