@@ -265,7 +265,8 @@ def overrides(task: TaskEntry, row: Row, options: Options) -> dict[str, Any]:
             found[key] = value if isinstance(value, str) else round(value * options.max_seq_len)
     settings = settings_of(task.name, options)
     if options.steps is not None:
-        found |= shorter(compose([task.config], {**found, **settings}), options.steps)
+        files = config_files(task, row, options)
+        found |= shorter(compose(files, {**found, **settings}), options.steps)
     return {**found, **settings}
 
 

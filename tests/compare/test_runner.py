@@ -14,10 +14,11 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+import yaml
 
 from lit_probattn.base.progress import duration
 from lit_probattn.compare.model import counts
-from lit_probattn.compare.protocol import Options, differences
+from lit_probattn.compare.protocol import Options, differences, overrides
 from lit_probattn.compare.report import Report
 from lit_probattn.compare.runner import RunJob, run_all
 from lit_probattn.compare.runs import Run
@@ -324,6 +325,22 @@ def test_steps_shorten_intervals_to_whole_steps_of_given_micro_batches(tmp_path)
     given = Options(steps=3, settings={"trainer.accumulate_grad_batches": 2})
     run = tiny_runs(tmp_path, None, given)[1][0]
     assert run.config["trainer"]["val_check_interval"] == 6
+
+
+def test_steps_shorten_what_the_files_of_a_run_set(tmp_path):
+    """Micro-batches of the trainer file, and the warm-up of the attention file."""
+    files = {
+        "trainer": {"trainer": {"accumulate_grad_batches": 8}},
+        "attention": {"model": {"init_args": {"warmup_steps": 8}}},
+    }
+    for name, content in files.items():
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(content))
+    options = Options(steps=4, trainer=str(tmp_path / "trainer.yaml"))
+    run = tiny_runs(tmp_path, None, options)[1][0]
+    assert run.config["trainer"]["max_steps"] == 4
+    assert run.config["trainer"]["val_check_interval"] == 8
+    row = replace(run.row, attention=str(tmp_path / "attention.yaml"))
+    assert overrides(run.task, row, options)["model.init_args.warmup_steps"] == 2
 
 
 def test_a_row_that_sets_nothing_is_its_preset(tmp_path):
