@@ -51,6 +51,7 @@ class Compare(Study):
             for part in ("", "_skew", "_local")
         )
         check_labels("--results", [text.partition("=")[0] for text in options.results])
+        check_alike(table)
         results.table(table)
         results.figure(draw(table), keys_claim(table, _SHOWN, "model"))
         spread = skew.groupby("model", sort=False).mean(numeric_only=True)
@@ -93,6 +94,23 @@ def read(text: str, part: str) -> pd.DataFrame:
     frame = pd.read_csv(path)
     frame.insert(0, "model", label)
     return frame
+
+
+def check_alike(table: pd.DataFrame) -> None:
+    """Check that the results of all models are of one scope, one metric and equal samples.
+
+    Raises:
+        ConfigError: they differ; the message contains the values of each model.
+    """
+    rows = table[table["status"] != ESTIMATE].drop_duplicates("model")
+    for column in ("scope", "metric", "samples", "words"):
+        if rows[column].nunique() > 1:
+            pairs = zip(rows["model"], rows[column], strict=True)
+            values = ", ".join(f"{model} {value}" for model, value in pairs)
+            raise ConfigError(
+                f"--results: different {column} ({values}): compare results of `approximate` with "
+                "equal --scope, --split and --num_samples, of models of the same task and data"
+            )
 
 
 def metric_table(table: pd.DataFrame) -> pd.DataFrame:

@@ -228,12 +228,12 @@ def test_scopes_and_comparison(tmp_path):
         assert (tmp_path / f"c/approximate_compare{part}.png").is_file()
 
 
-def write_results(folder, value):
+def write_results(folder, value, **more):
     """Write the tables of `approximate` with one row each."""
     folder.mkdir()
     row = {"scope": "all", "method": "ovo", "num_kept": 1, "status": EXACT, "metric": "perplexity"}
     row |= {"value": value, "exact": 2.0, "rel_error": 0.5, "layer": 1, "head": 0}
-    row |= {"effective_support": 3.0, "top_16": 0.5}
+    row |= {"effective_support": 3.0, "top_16": 0.5, "samples": 64, "words": 900} | more
     for part in ("", "_skew", "_local"):
         pd.DataFrame([row]).to_csv(folder / f"approximate{part}.csv", index=False)
     return folder
@@ -246,6 +246,20 @@ def test_models_of_one_label_are_not_merged(label, status, tmp_path, capsys):
     more = ["--results", f"a={first}", f"{label}={second}", "--out", str(tmp_path / "out")]
     assert main(["approximate_compare", *more]) == status
     assert ("duplicate label a" in capsys.readouterr().err) == (status == 2)
+
+
+@pytest.mark.usefixtures("sketches")
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("scope", "layer 1"), ("metric", "error"), ("samples", 8), ("words", 901)],
+)
+def test_models_with_different_samples_are_not_compared(column, value, tmp_path):
+    first = write_results(tmp_path / "one", 3)
+    second = write_results(tmp_path / "two", 4, **{column: value})
+    more = ["--results", f"a={first}", f"b={second}", "--out", str(tmp_path / "out")]
+    message = error_of(["approximate_compare", *more], main)
+    assert f"different {column} (a " in message
+    assert f", b {value})" in message
 
 
 def test_a_comparison_without_results_is_one_line(tmp_path):
