@@ -180,6 +180,14 @@ def test_curves_of_several_runs(tmp_path, monkeypatch):
     assert (out / "learning_curves.png").stat().st_size > 0
 
 
+@pytest.mark.parametrize("label", ["", "one", "lr=1"])
+def test_a_folder_may_have_an_equals_sign(label, tmp_path):
+    folder = write_run(tmp_path / "lr=0.1/0", train_loss=[3.0, 2.0])
+    found = curves.read_run(f"{label}={folder}".lstrip("="))
+    assert set(found["run"]) == {label or "lr=0.1/0"}
+    assert found["value"].tolist() == [3.0, 2.0]
+
+
 @pytest.mark.parametrize("labels", [("", ""), ("a", "a"), ("x/0", "")])
 def test_runs_of_one_label_are_not_merged(labels, tmp_path):
     """Folders a/x/0 and b/x/0 have the same label unless one is given."""

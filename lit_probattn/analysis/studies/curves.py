@@ -62,9 +62,14 @@ class Curves(Study):
 
 
 def split_label(text: str) -> tuple[str, Path]:
-    """Return label and path of `[label=]path`; the label may be empty."""
-    label, equals, path = text.rpartition("=")
-    return label, Path(path if equals else text)
+    """Return label and path of `[label=]path`; the label may be empty.
+
+    Both may contain `=`: the path is the longest one that exists, or else follows the last `=`.
+    """
+    words = text.split("=")
+    places = (("=".join(words[:n]), Path("=".join(words[n:]))) for n in range(len(words)))
+    found = next((place for place in places if place[1].exists()), None)
+    return found or ("=".join(words[:-1]), Path(words[-1]))
 
 
 def label_of(text: str) -> str:
