@@ -135,9 +135,13 @@ def _require_softmax(call: HeadCall, logits: Tensor, weights: Tensor, name: str)
 
 
 def truncated_output(opened: Opened, rank: int) -> Tensor:
-    """Return the outputs of heads with logits of rank `rank`, (B, H, N, E_v)."""
-    logits = opened.layer.core.scores(opened.call)
-    weights = masked_softmax(truncate(logits.float(), rank), opened.allowed)
+    """Return the outputs of heads with logits of rank `rank`, (B, H, N, E_v).
+
+    The rank is that of each sample's logits without padding.
+    """
+    logits, keys = opened.layer.core.scores(opened.call), opened.seen.key_mask
+    real = None if keys is None else opened.seen.real[:, None, :, None] & keys[:, None, None]
+    weights = masked_softmax(truncate(logits.float(), rank, real), opened.allowed)
     return weights.to(opened.value.dtype) @ opened.value
 
 

@@ -10,9 +10,13 @@ import torch
 from torch import Tensor
 
 
-def centre(logits: Tensor) -> Tensor:
-    """Return logits without their row means, C S."""
-    return logits - logits.mean(-1, keepdim=True)
+def centre(logits: Tensor, real: Tensor | None = None) -> Tensor:
+    """Return logits without their row means, C S; 0 for pairs that are not `real` (…, N, L)."""
+    if real is None:
+        return logits - logits.mean(-1, keepdim=True)
+    kept = logits.masked_fill(~real, 0.0)
+    means = kept.sum(-1, keepdim=True) / real.sum(-1, keepdim=True).clamp_min(1)
+    return (kept - means).masked_fill(~real, 0.0)
 
 
 def effective_count(shares: Tensor) -> Tensor:
@@ -59,9 +63,12 @@ def recovered_rank(weights: Tensor) -> tuple[Tensor, Tensor]:
     return torch.linalg.matrix_rank(logits, rtol=1e-8), clamped
 
 
-def truncate(logits: Tensor, rank: int) -> Tensor:
-    """Return the best approximation of rank `rank` of the centred logits, (…, N, L)."""
-    left, values, right = torch.linalg.svd(centre(logits), full_matrices=False)
+def truncate(logits: Tensor, rank: int, real: Tensor | None = None) -> Tensor:
+    """Return the best approximation of rank `rank` of the centred logits, (…, N, L).
+
+    Pairs that are not `real`, such as padding, do not count and are 0.
+    """
+    left, values, right = torch.linalg.svd(centre(logits, real), full_matrices=False)
     kept = values[..., :rank, None] * right[..., :rank, :]
     return left[..., :rank] @ kept
 

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from lit_probattn.analysis.__main__ import main as analysis
+from lit_probattn.analysis.approximation.layers import open_call
+from lit_probattn.analysis.head_size.rank_study import truncated_output
 from lit_probattn.analysis.head_size.ranks import (
     centre,
     diagnose,
@@ -69,6 +71,22 @@ def test_truncation_is_the_best_of_its_rank_and_whole_at_the_end():
         values = torch.linalg.svdvals(centre(scores))
         expected = values[:, rank:].square().sum(-1).sqrt()
         torch.testing.assert_close((cut - centre(scores)).norm(dim=(-2, -1)), expected)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("rank", [1, 4, 8])
+def test_padding_has_no_part_in_the_rank(rank, is_causal):
+    """The first sample of a padded batch, and the same alone."""
+    layer = SoftmaxAttention(16, 2, head_dim=8).double().eval()
+    torch.manual_seed(0)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    x = torch.randn(2, 12, 16, dtype=torch.float64)
+    mask = torch.arange(12) < torch.tensor([[7], [12]])
+    both = open_call("layer", layer, x, key_mask=mask, is_causal=is_causal)
+    alone = open_call("layer", layer, x[:1, :7], is_causal=is_causal)
+    found, expected = truncated_output(both, rank)[0, :, :7], truncated_output(alone, rank)[0]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_small_weights_are_flagged():
