@@ -158,7 +158,7 @@ class LocalErrors:
             self._add(number, opened, output, weights)
         parts = [effective_count(opened.weights)]
         parts += [top_mass(opened.weights, count) for count in self.masses]
-        self.skew[opened.name].add(parts, _rows(opened, opened.weights.shape[-1] // 2))
+        self.skew[opened.name].add(parts, _rows(opened))
         return opened.output
 
     def _add(self, number: int, opened: Opened, output: Tensor, weights: Tensor | None) -> None:
@@ -204,10 +204,14 @@ def top_mass(weights: Tensor, num_kept: int) -> Tensor:
     return weights.topk(min(num_kept, weights.shape[-1]), -1).values.sum(-1)
 
 
-def _rows(opened: Opened, least: int) -> Tensor:
-    """Return real queries with at least `least` allowed keys, or with all keys; (B, N)."""
+def _rows(opened: Opened, least: int | None = None) -> Tensor:
+    """Return real queries with at least `least` allowed keys, or with all keys of their sample.
+
+    None means half of the sample's keys. Shape (B, N).
+    """
     seen = opened.num_visible[:, 0]
-    return opened.seen.real & (seen >= min(least, int(seen.max())))
+    most = seen.amax(-1, keepdim=True)
+    return opened.seen.real & (seen >= (most // 2 if least is None else most.clamp(max=least)))
 
 
 @torch.no_grad()

@@ -236,7 +236,8 @@ class Approximate(ModelStudy):
         shown = means.sort_index().reset_index().rename(columns={"num_kept": "keys or features"})
         return [
             "Relative error ‖o − õ‖ / ‖o‖ of heads whose inputs are exact, mean over layers, heads "
-            f"and queries with at least r visible keys ({samples} samples):",
+            "and queries with at least r visible keys, or all of their sample "
+            f"({samples} samples):",
             markdown_table(shown, digits=3),
             f"Carathéodory: the outputs of {found.num_queries} queries combine at most "
             f"{found.most_keys} values (limit {found.limit}), with a largest relative error of "

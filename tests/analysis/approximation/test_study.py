@@ -13,7 +13,10 @@ import torch
 
 from lit_probattn.analysis.__main__ import main
 from lit_probattn.analysis.approximation import figures
-from lit_probattn.analysis.approximation.methods import ESTIMATE, EXACT
+from lit_probattn.analysis.approximation.layers import open_call
+from lit_probattn.analysis.approximation.measure import LocalErrors
+from lit_probattn.analysis.approximation.methods import ESTIMATE, EXACT, Oblivious
+from lit_probattn.attention import SoftmaxAttention
 from lit_probattn.base.rows import RowStore
 from lit_probattn.models.language_model import IGNORE
 from lit_probattn.training.trained import open_trained
@@ -226,6 +229,26 @@ def test_scopes_and_comparison(tmp_path):
     assert "| keys | a ovo | a ova | b ovo | b ova |" in text
     for part in ("", "_skew", "_curves"):
         assert (tmp_path / f"c/approximate_compare{part}.png").is_file()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_errors_of_layers_do_not_depend_on_batches(is_causal):
+    """Samples of 7 and 12 positions in one padded batch, and each alone; 8 keys are all of one."""
+    layer = SoftmaxAttention(16, 2, head_dim=8).double().eval()
+    torch.manual_seed(0)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    x = torch.randn(2, 12, 16, dtype=torch.float64)
+    mask = torch.arange(12) < torch.tensor([[7], [12]])
+    together, alone = (LocalErrors([Oblivious(r) for r in (1, 3, 8)], (1,)) for _ in range(2))
+    together.core(open_call("layer", layer, x, key_mask=mask, is_causal=is_causal))
+    alone.core(open_call("layer", layer, x[:1, :7], is_causal=is_causal))
+    alone.core(open_call("layer", layer, x[1:], is_causal=is_causal))
+    found, expected = ([*one.rows(), *one.skew_rows()] for one in (together, alone))
+    for ours, theirs in zip(found, expected, strict=True):
+        numbers = {k: v for k, v in theirs.items() if k != "method"}
+        assert {k: ours[k] for k in numbers} == pytest.approx(numbers, rel=1e-9)
 
 
 def write_results(folder, value, **more):
