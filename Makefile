@@ -11,7 +11,7 @@ export OMP_NUM_THREADS ?= 1
 # Tests start our packages in many processes, which should not compile them again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install quickstart test test-full test-oldest mutants docs lint format clean
+.PHONY: help install quickstart test test-full parts test-oldest mutants docs lint format clean
 
 help:
 	@echo "make quickstart  set up, then train and compare softmax and sMGK on a small ListOps"
@@ -52,10 +52,18 @@ test: install
 	wait $$lint; linted=$$?; [ $$linted -eq 0 ] || cat $$log; rm -f $$log; \
 	[ $$tests -eq 0 ] && [ $$linted -eq 0 ]
 
-# Folder by folder. Safe to interrupt: a new start runs the parts that have not passed.
-PARTS ?=
+# Folder by folder. Safe to interrupt: a part that has passed at this revision is not run again.
+PARTS ?= $(shell find tests -name "test_*.py" | cut -d/ -f1,2 | LC_ALL=C sort -u)
 test-full: lint
-	$(BIN)/python -m tests.parts $(PARTS)
+	@revision=$$(git rev-parse HEAD)-$$(git diff HEAD | git hash-object --stdin); \
+	$(MAKE) --no-print-directory --keep-going PASSED=build/test-full/$$revision parts
+
+parts: $(PARTS:%=$(PASSED)/%.passed)
+
+# Status 5: the libraries that all tests of a part need are not installed.
+$(PASSED)/%.passed: | %
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=3 $* || [ $$? -eq 5 ]
+	@mkdir -p $(@D) && touch $@
 
 # Every direct dependency at the first version declared, others as new as these allow.
 $(OLDEST)/.installed: pyproject.toml | install

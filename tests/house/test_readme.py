@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
+import subprocess
 from collections.abc import Iterable
 
 import pandas as pd
@@ -99,6 +101,36 @@ def test_make_targets_exist():
     for words in commands():
         if words[0] == "make":
             assert re.search(rf"^{words[1]}:", makefile, flags=re.MULTILINE), words
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_parts_of_the_full_tests_that_passed_are_not_run_again(tmp_path):
+    """Status 5 of pytest is a part whose libraries are not installed."""
+    python = tmp_path / "bin/python"
+    python.parent.mkdir()
+    python.write_text(
+        "#!/bin/sh\nfor part; do :; done\necho $part >> ran\nexit $(cat $part/status)\n"
+    )
+    python.chmod(0o755)
+    for part, status in {"a": 0, "b": 1, "c": 5}.items():
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "status").write_text(str(status))
+    words = ["make", "--keep-going", f"--makefile={ROOT / 'Makefile'}", "BIN=bin", "PASSED=passed"]
+
+    def make(*parts):
+        done = subprocess.run(
+            [*words, f"PARTS={' '.join(parts)}", "parts"],
+            cwd=tmp_path, capture_output=True, text=True,
+        )  # fmt: skip
+        ran = (tmp_path / "ran").read_text(encoding="utf-8").split()
+        return done.returncode, ran, done.stderr
+
+    assert make("a", "b", "c")[:2] == (2, ["a", "b", "c"])
+    (tmp_path / "b/status").write_text("0")
+    assert make("a", "b", "c")[:2] == (0, ["a", "b", "c", "b"])
+    status, ran, told = make("a", "d")
+    assert (status, len(ran)) == (2, 4)
+    assert "passed/d.passed" in told  # pytest would find no test in it, and no fault
 
 
 def test_the_quickstart_writes_where_git_does_not_look():

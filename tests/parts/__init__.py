@@ -1,1 +1,0 @@
-"""All tests by folder, resumable: `make test-full`."""
