@@ -49,19 +49,6 @@ def test_mixture_parameters_follow_the_closed_form(heads, share):
     assert count(smgk, TEXT) - softmax == layers * (2 * heads * size + priors)
 
 
-@pytest.mark.parametrize(
-    ("shifted", "heads", "expected"),
-    [
-        *((False, h, n) for h, n in ((1, 382726), (2, 403462), (4, 444934), (6, 486406))),
-        *((True, h, n) for h, n in ((1, 378694), (2, 395398), (4, 428806), (6, 462214))),
-    ],
-)
-def test_mixture_parameters_of_retrieval(shifted, heads, expected):
-    """Published for the retrieval model: its head reads 4 features instead of 1 (3 x 64 x 128)."""
-    attention = partial(MGKAttention, num_heads=heads, shifted_keys=shifted, prior_share="layer")
-    assert count(attention, TEXT) + 3 * 64 * 128 == expected
-
-
 def test_padding_and_bucketing_change_nothing():
     """`mean` divides by max_seq_len, so a batch padded further gives the same logits."""
     model = Classifier(

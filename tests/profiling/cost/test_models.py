@@ -1,4 +1,4 @@
-"""Counts beside closed forms: every variant, backend and mode; published sizes of whole models."""
+"""Counts beside closed forms: every variant, backend and mode; published sizes and ratios."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from torch import nn
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.measure.counters import torch_flops_by_module, torch_macs
 from lit_probattn.randomness import RandomKey
-from profiling.cost.models import LanguageModel, PairModel, SequenceModel
+from profiling.cost.models import LanguageModel
 from profiling.sweep.config import SweepConfig
 from profiling.sweep.count import attention_layers, require_identical
 from profiling.sweep.models import build_model, make_inputs
 from profiling.sweep.plan import make_plan
 from profiling.sweep.points import measure_point
-from tests.profiling.cost.paper_formulas import mgk_parameters, smgk_parameters, softmax_parameters
 from tests.profiling.helpers import count_by_torch_alone
 from tests.support.paths import ROOT
 from tests.support.slow import mostly_slow
@@ -238,86 +237,12 @@ def test_unlike_blocks_are_refused():
     require_identical(blocks[:2])
 
 
-def num_parameters(model):
-    return sum(p.numel() for p in model.parameters())
-
-
-def test_layer_parameters_are_the_papers():
-    """Without biases and with C = H·E, our layers have the papers' numbers."""
-    h, e, k = 4, 8, 2
-    c = h * e
-    softmax = SoftmaxAttention(c, h, head_dim=e, bias=False)
-    mgk = MGKAttention(c, h // k, head_dim=e, bias=False)
-    smgk = MGKAttention(c, h // k, head_dim=e, bias=False, shifted_keys=True)
-    counts = [num_parameters(m) for m in (softmax, mgk, smgk)]
-    forms = [softmax_parameters(h, e, c), mgk_parameters(h, e, c, k), smgk_parameters(h, e, c, k)]
-    assert counts == forms
-
-
-@pytest.mark.parametrize(
-    ("width", "head", "path", "args", "total"),
-    [
-        (128, 16, SOFTMAX, {"num_heads": 8}, 44_018_394),
-        (128, 16, SOFTMAX, {"num_heads": 4}, 43_494_106),
-        (128, 16, MGK, {"num_heads": 4}, 43_625_306),
-        (128, 16, MGK, {"num_heads": 8}, 44_280_794),
-        (128, 16, MGK, {"num_heads": 4, "shifted_keys": True}, 43_496_282),
-        (128, 16, MGK, {"num_heads": 8, "shifted_keys": True}, 44_022_746),
-        (256, 32, SOFTMAX, {"num_heads": 8}, 89_833_434),
-        (256, 32, MGK, {"num_heads": 4}, 88_260_698),
-    ],
-)
-def test_published_language_models(width, head, path, args, total):
-    make = {SOFTMAX: SoftmaxAttention, MGK: MGKAttention}[path]
+def test_the_language_model_has_the_published_words():
+    """Other published sizes: tests/models/test_language_model.py."""
+    attention = functools.partial(SoftmaxAttention, num_heads=8, bias=False)
     with torch.device("meta"):
-        model = LanguageModel(
-            lambda c, head_dim: make(c, head_dim=head_dim, bias=False, **args),
-            embed_dim=width,
-            head_dim=head,
-            max_seq_len=256,
-        )
-    assert num_parameters(model) == total
-
-
-@pytest.mark.parametrize(
-    ("heads", "softmax", "mgk", "smgk"),
-    [
-        (1, 378_562, 382_726, 378_694),
-        (2, 395_138, 403_462, 395_398),
-        (4, 428_290, 444_934, 428_806),
-    ],
-)
-def test_published_retrieval_models(heads, softmax, mgk, smgk):
-    sizes = {"embed_dim": 64, "head_dim": 32, "num_layers": 2, "mlp_dim": 128}
-    sizes |= {"vocab_size": 512, "max_seq_len": 4096, "num_classes": 2}
-    shared = {"prior_share": "layer"}
-    factories = {
-        softmax: functools.partial(SoftmaxAttention, num_heads=heads),
-        mgk: functools.partial(MGKAttention, num_heads=heads, **shared),
-        smgk: functools.partial(MGKAttention, num_heads=heads, shifted_keys=True, **shared),
-    }
-    with torch.device("meta"):
-        models = [PairModel(factory, **sizes) for factory in factories.values()]
-    assert [num_parameters(model) for model in models] == list(factories)
-
-
-@pytest.mark.parametrize(
-    ("vocab", "length", "classes", "heads", "total"),
-    [(32, 2048, 10, 1, 193_226), (32, 2048, 10, 8, 309_258), (512, 4096, 2, 4, 403_714)],
-)
-def test_published_classifiers(vocab, length, classes, heads, total):
-    with torch.device("meta"):
-        model = SequenceModel(
-            lambda c, head_dim: SoftmaxAttention(c, heads, head_dim=head_dim),
-            vocab_size=vocab,
-            num_classes=classes,
-            max_seq_len=length,
-            embed_dim=64,
-            head_dim=32,
-            num_layers=2,
-            mlp_dim=128,
-        )
-    assert num_parameters(model) == total
+        model = LanguageModel(attention, embed_dim=128, head_dim=16, max_seq_len=256)
+    assert sum(p.numel() for p in model.parameters()) == 44_018_394
 
 
 @pytest.mark.parametrize(
