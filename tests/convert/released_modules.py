@@ -1,7 +1,8 @@
 """The released attention modules written out, with the names of their parameters.
 
-Names and formulas are those of the specification; everything else (order of axes, masks, dropout,
-residual paths) is left out or ours.
+Names and formulas are those of the specification; everything else (order of axes, dropout, residual
+paths) is left out or ours. A module takes tokens (B, N, C) and which pairs are visible, 1.0 or 0.0,
+(B, 1, N, L).
 """
 
 from __future__ import annotations
@@ -23,9 +24,8 @@ def squared(q, k):
     return (q[:, :, :, None] - k[:, :, None]).square().sum(-1)
 
 
-def seen(length, causal):
-    mask = torch.ones(length, length, dtype=torch.float64)
-    return mask.tril() if causal else mask
+def over_rows(density, eps=0.0):
+    return density / (density.sum(-1, keepdim=True) + eps)
 
 
 def phi(x, norm=False):
@@ -68,7 +68,7 @@ class LongRangeArena(nn.Module):
         if kind == "softmax" and mu is not None:
             self.attn = nn.Module()
             self.attn.multi_gauss_kernel = inner
-            if em != "soft":
+            if not em:
                 self.attn.pi = inner.pi  # the same, by a second name
         self.inner = [inner]
 
@@ -85,7 +85,7 @@ class LongRangeArena(nn.Module):
         mu = self.inner[0].mu
         return k - mu[0][:, None], k - mu[1][:, None]
 
-    def forward(self, x):
+    def forward(self, x, visible):
         q, v = heads(self.W_q(x), self.count), heads(self.W_v(x), self.count)
         root = self.size**0.5
         if self.kind == "linear":
@@ -93,18 +93,17 @@ class LongRangeArena(nn.Module):
                 k = sum(p * k for p, k in zip(self.priors(), self.keys(x), strict=True))
             else:
                 k = heads(self.W_k(x), self.count)
-            out = phi(q) @ (phi(k).mT @ v) / x.shape[1] ** 0.5
+            out = (phi(q) @ phi(k).mT * visible) @ v / x.shape[1] ** 0.5  # padded length
             return self.ff(joined(out))
         if not self.option:
-            maps = (q @ heads(self.W_k(x), self.count).mT / root).softmax(-1)
+            density = (q @ heads(self.W_k(x), self.count).mT / root).exp()
         elif self.em == "hard":
             k1, k2 = self.keys(x)
-            maps = (-torch.minimum(squared(q, k1), squared(q, k2)) / (2 * root)).softmax(-1)
+            density = (-torch.minimum(squared(q, k1), squared(q, k2)) / (2 * root)).exp()
         else:
             both = zip(self.priors(), self.keys(x), strict=True)
-            maps = sum(p * torch.exp(-squared(q, k) / (2 * root)) for p, k in both)
-            maps = maps / maps.sum(-1, keepdim=True)
-        return self.ff(joined(maps @ v))
+            density = sum(p * torch.exp(-squared(q, k) / (2 * root)) for p, k in both)
+        return self.ff(joined(over_rows(density * visible) @ v))
 
 
 class LanguageModel(nn.Module):
@@ -126,29 +125,29 @@ class LanguageModel(nn.Module):
             for name in ("pi0", "pi1"):
                 setattr(self, name, nn.Parameter(torch.zeros(count, 1, 1, length)))
 
-    def forward(self, x):
-        q, mask = heads(self.q_net(x), self.count), seen(x.shape[1], True)
+    def forward(self, x, visible):
+        q = heads(self.q_net(x), self.count)
         parts = self.kv_net(x).chunk(3 if self.mode.endswith("2keys") else 2, -1)
         *keys, v = (heads(part, self.count) for part in parts)
         if self.mode == "softmax":
-            density = torch.exp(q @ keys[0].mT / self.size**0.5) * mask
-            return self.o_net(joined(density / density.sum(-1, keepdim=True) @ v))
+            density = torch.exp(q @ keys[0].mT / self.size**0.5) * visible
+            return self.o_net(joined(over_rows(density) @ v))
         if len(keys) == 1:
             keys = [keys[0] - mu[:, None] for mu in self.mu]
         logs = [-c * squared(q, k) / self.size**0.5 for c, k in zip((0.5, 1.5), keys, strict=True)]
         if self.mode.startswith("hard"):
-            density = torch.maximum(*logs).exp() * mask
-            return self.o_net(joined(density / density.sum(-1, keepdim=True) @ v))
+            density = torch.maximum(*logs).exp() * visible
+            return self.o_net(joined(over_rows(density) @ v))
         if self.mode.startswith("soft"):
             priors = self.pi[:, 0], 1 - self.pi[:, 0]
         else:
             priors = self.pi0[:, 0].clamp(0, 1), self.pi1[:, 0].clamp(0, 1)
-        density = sum(p * log.exp() for p, log in zip(priors, logs, strict=True)) * mask
-        return self.o_net(joined(density / (density.sum(-1, keepdim=True) + 1e-6) @ v))
+        density = sum(p * log.exp() for p, log in zip(priors, logs, strict=True)) * visible
+        return self.o_net(joined(over_rows(density, 1e-6) @ v))
 
 
 class LinearLanguageModel(nn.Module):
-    """qkv_net, head by head, o_net; mu, pi0, pi1."""
+    """qkv_net, head by head, o_net; mu, pi0, pi1. `maps`: rows over their sums."""
 
     def __init__(self, mode, width, count, size, length, scale_w=1.0):
         super().__init__()
@@ -163,7 +162,7 @@ class LinearLanguageModel(nn.Module):
             for name in ("pi0", "pi1"):
                 setattr(self, name, nn.Parameter(torch.zeros(count, length)))
 
-    def forward(self, x):
+    def forward(self, x, visible):
         parts = self.qkv_net(x).unflatten(-1, (self.count, self.parts, self.size)).unbind(3)
         q, *keys, v = (part.transpose(1, 2) for part in parts)
         if self.mode == "rbf":
@@ -174,13 +173,13 @@ class LinearLanguageModel(nn.Module):
             features = first * pi0 + self.scale_w * second * pi1
         else:
             features = phi(keys[0], norm=True)
-        kernel = phi(q, norm=True) @ features.mT * seen(x.shape[1], True)
-        out = self.size**-0.5 * (kernel @ v) / (kernel.sum(-1, keepdim=True) + 1e-5)
-        return self.o_net(joined(out))
+        kernel = phi(q, norm=True) @ features.mT * visible
+        self.maps = over_rows(kernel)
+        return self.o_net(joined(self.size**-0.5 * over_rows(kernel, 1e-5) @ v))
 
 
 class Translation(nn.Module):
-    """MGKAttention (k_proj1, k_proj2) and SMGKAttention (k_proj, mu), pi (2, H); self-attention."""
+    """MGKAttention (k_proj1, k_proj2) and SMGKAttention (k_proj, mu), pi (2, H)."""
 
     def __init__(self, shifted, width, count, size, length):
         super().__init__()
@@ -193,25 +192,26 @@ class Translation(nn.Module):
         if shifted:
             self.mu = nn.Parameter(torch.zeros(2, count, size))
 
-    def forward(self, x):
-        q, v = heads(self.q_proj(x), self.count), self.v_proj(x)
+    def forward(self, x, visible, memory=None):
+        tokens = x if memory is None else memory
+        q, v = heads(self.q_proj(x), self.count), self.v_proj(tokens)
         if self.shifted:
-            v = v - self.v_proj.bias  # never added in self-attention
-            k = heads(self.k_proj(x), self.count)
+            if memory is None:
+                v = v - self.v_proj.bias  # never added in self-attention
+            k = heads(self.k_proj(tokens), self.count)
             keys = [k - mu[:, None] for mu in self.mu]
         else:
-            keys = [heads(p(x), self.count) for p in (self.k_proj1, self.k_proj2)]
+            keys = [heads(p(tokens), self.count) for p in (self.k_proj1, self.k_proj2)]
         density = sum(
             p.abs().clamp(1e-6, 2.0)[:, None, None] * torch.exp(-c * squared(q, k) / self.size**0.5)
             for p, c, k in zip(self.pi, (0.5, 1.5), keys, strict=True)
-        ) * seen(x.shape[1], True)
-        maps = density / (density.sum(-1, keepdim=True) + 1e-6)
-        return self.out_proj(joined(maps @ heads(v, self.count)))
+        )
+        return self.out_proj(joined(over_rows(density * visible, 1e-6) @ heads(v, self.count)))
 
 
-def network(first, count, layers=2):
-    """Linear, ReLU, Linear over the heads; or the last of them alone."""
-    parts = [nn.Linear(first, count), nn.ReLU(), nn.Linear(count, count)]
+def network(first, count, layers=2, bias=True):
+    """Linear, ReLU, Linear over the heads; or the first of them alone."""
+    parts = [nn.Linear(first, count, bias), nn.ReLU(), nn.Linear(count, count, bias)]
     return nn.Sequential(*(parts if layers == 2 else parts[:1]))
 
 
@@ -219,38 +219,47 @@ def over_heads(net, x):
     return net(x.movedim(1, -1)).movedim(-1, 1)
 
 
+def noise(module):
+    """Return `draw`, (B, G, N, N), times the squares of sigma_noise; (1,) or (G,)."""
+    if module.sigma_noise is None:
+        return 0.0
+    return module.sigma_noise[:, None, None] ** 2 * module.draw
+
+
 class FiSHLanguageModel(nn.Module):
-    """HDPAttn without its noise, whose scale belongs to it all the same in the code."""
+    """HDPAttn; without noise, the code has a scale all the same."""
 
-    mixes = staticmethod(network)
-
-    def __init__(self, width, count, size, length):
+    def __init__(self, width, count, size, length, scales=0, **mixing):
         super().__init__()
         self.count, self.size = count, size
         for name, number in (("q_net", 2), ("k_net", 2), ("v_net", count)):
             setattr(self, name, nn.Linear(width, number * size, bias=False))
         self.o_net = nn.Linear(count * size, width, bias=False)
-        self.hdp_net = self.mixes(2, count)
+        self.hdp_net = self.mixes(count, **mixing)
         self.layer_norm = nn.LayerNorm(width)
+        self.sigma_noise = nn.Parameter(torch.zeros(scales)) if scales else None
 
-    def forward(self, x):
+    def mixes(self, count, **mixing):
+        return network(2, count, **mixing)
+
+    def forward(self, x, visible):
         q, k, v = (
             heads(p(x), n)
             for p, n in zip((self.q_net, self.k_net, self.v_net), (2, 2, self.count), strict=True)
         )
-        scores = over_heads(self.hdp_net, q @ k.mT) / self.size**0.5
-        density = scores.exp() * seen(x.shape[1], True)
-        return self.o_net(joined(density / density.sum(-1, keepdim=True) @ v))
+        scores = over_heads(self.hdp_net, q @ k.mT + noise(self)) / self.size**0.5
+        return self.o_net(joined(over_rows(scores.exp() * visible) @ v))
 
 
 class FiSHMixture(FiSHLanguageModel):
-    """MixtureAttn likewise: one map for all heads."""
+    """MixtureAttn without its noise: one map for all heads."""
 
-    mixes = staticmethod(lambda first, count: nn.Linear(first, 1, bias=False))
+    def mixes(self, count):
+        return nn.Linear(2, 1, bias=False)
 
 
 class FiSHTranslation(nn.Module):
-    """HDPAttention in its modes q, k and qk, in training."""
+    """HDPAttention in its modes q, k and qk, in training, and gqk, which has noise."""
 
     def __init__(self, mode, width, count, size, length):
         super().__init__()
@@ -260,8 +269,9 @@ class FiSHTranslation(nn.Module):
             setattr(self, name, nn.Linear(width, number * size))
         self.out_proj = nn.Linear(count * size, width)
         self.hdp_net = network(2, count)
+        self.sigma_noise = nn.Parameter(torch.zeros(1)) if "g" in mode else None
 
-    def forward(self, x):
+    def forward(self, x, visible):
         projections = zip((self.q_proj, self.k_proj, self.v_proj), self.numbers, strict=True)
         q, k, v = (heads(p(x), n) for p, n in projections)
         if self.mode == "q":
@@ -269,25 +279,24 @@ class FiSHTranslation(nn.Module):
         elif self.mode == "k":
             k = over_heads(self.hdp_net, k)
         scores = q / self.size**0.5 @ k.mT
-        if self.mode == "qk":
-            scores = over_heads(self.hdp_net, scores)
-        density = scores.exp() * seen(x.shape[1], True)
-        return self.out_proj(joined(density / density.sum(-1, keepdim=True) @ v))
+        if "qk" in self.mode:
+            scores = over_heads(self.hdp_net, scores + noise(self))
+        return self.out_proj(joined(over_rows(scores.exp() * visible) @ v))
 
 
 class FiSHWindows(nn.Module):
     """WindowAttention_HDP in one window; its table of positions is beside attention."""
 
-    def __init__(self, mode, layers, width, count, size, length):
+    def __init__(self, mode, width, count, size, length, **mixing):
         super().__init__()
         self.mode, self.count, self.size = mode, count, size
         self.numbers = (2 if "q" in mode else count, 2 if "k" in mode else count, count)
         self.relative_position_bias_table = nn.Parameter(torch.zeros(5, count))
         self.qkv = nn.Linear(width, sum(self.numbers) * size)
         self.proj = nn.Linear(count * size, width)
-        self.hdp_proj = network(2, count, layers)
+        self.hdp_proj = network(2, count, **mixing)
 
-    def forward(self, x):
+    def forward(self, x, visible, bias=0.0):
         parts = self.qkv(x).split([n * self.size for n in self.numbers], -1)
         q, k, v = (heads(part, n) for part, n in zip(parts, self.numbers, strict=True))
         if self.mode == "q":
@@ -297,4 +306,4 @@ class FiSHWindows(nn.Module):
         scores = q * self.size**-0.5 @ k.mT
         if self.mode == "qk":
             scores = over_heads(self.hdp_proj, scores)
-        return self.proj(joined(scores.softmax(-1) @ v))
+        return self.proj(joined(over_rows((scores + bias).exp() * visible) @ v))

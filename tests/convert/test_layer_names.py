@@ -10,16 +10,16 @@ from torch import nn
 from torch.nn.functional import elu, linear
 
 from lit_probattn.attention import (
-    FiSHAttention,
     LinearAttention,
-    MGKAttention,
-    ReleasedLinearAttention,
     ReleasedMGKAttention,
-    ReleasedMLKAttention,
     SoftmaxAttention,
 )
+from lit_probattn.attention.own.contract import backends_for
+from lit_probattn.base.config_files import run_stem
 from lit_probattn.base.errors import ConfigError
+from lit_probattn.configs import attention_entry, class_of
 from lit_probattn.convert.layer_names import LAYOUTS, layer_state, load_layer
+from lit_probattn.randomness import RandomKey, normal_noise
 from tests.convert.released_modules import (
     FiSHLanguageModel,
     FiSHMixture,
@@ -30,133 +30,73 @@ from tests.convert.released_modules import (
     LongRangeArena,
     Translation,
 )
+from tests.support.paths import shipped
 
 B, N, C, E, H = 2, 7, 12, 3, 4
 CLOSE = {"rtol": 1e-10, "atol": 1e-11}
-RELEASED = {"prior_share": "head_position", "max_positions": N, "prior_floor": 1e-30}
-LM = {"bias": False, "variance": "code_lm"}
-LINEAR = {"feature_norm": "sum", "eps": 1e-5, "output_scale": "inv_sqrt_head_dim", "bias": False}
-LRA = {"prior_share": "layer", "prior_floor": 1e-30}
-SUMS = {"row_eps": 1e-6}
-SHIFTS = {"shifted_keys": True}
-HARD = {"num_global_heads": 2, "noise": "none"}
-TWO = {**HARD, "mixer": "mlp", "mixing_bias": "all"}
+PRESETS = {run_stem(path): path for path in shipped("attention")}
+AS_RELEASED = {name for name, path in PRESETS.items() if "as_released" in path.parts}
+# Constant over the keys of a row, or left out by sMGK in translation.
+WITHOUT_GRADIENT = {"core.mixing.last_bias", "key_proj.bias", "value_proj.bias"}
 
-# Layout, their module, our class and options, masked causally.
-CASES = {
-    "lra": ("lra", partial(LongRangeArena, "softmax"), SoftmaxAttention, {}, False),
-    "lra linear": (
-        *("lra", partial(LongRangeArena, "linear"), ReleasedLinearAttention),
-        *({"denominator": "sqrt_len"}, False),
-    ),
-    "lra mgk": (
-        *("lra_mgk", partial(LongRangeArena, "softmax", "key2"), ReleasedMGKAttention),
-        *(LRA, False),
-    ),
-    "lra mgk, M-step": (
-        *("lra_mgk", partial(LongRangeArena, "softmax", "key2", em="soft"), ReleasedMGKAttention),
-        *({**RELEASED, "e_step": "soft", "em_code_parity": "lra"}, False),
-    ),
-    "lra mgk, hard": (
-        *("lra_mgk", partial(LongRangeArena, "softmax", "key2", em="hard"), MGKAttention),
-        *({"e_step": "hard"}, False),
-    ),
-    "lra mlk": (
-        *("lra_mgk", partial(LongRangeArena, "linear", "key2"), ReleasedMLKAttention),
-        *({"mix": "before", "prior_share": "layer", "denominator": "sqrt_len"}, False),
-    ),
-    "lra smgk": (
-        *("lra_smgk", partial(LongRangeArena, "softmax", "multi_gauss"), ReleasedMGKAttention),
-        *({**LRA, **SHIFTS}, False),
-    ),
-    "lra smlk": (
-        *("lra_smlk", partial(LongRangeArena, "linear", "multi_gauss"), ReleasedMLKAttention),
-        *({"mix": "before", "prior_share": "layer", "denominator": "sqrt_len", **SHIFTS}, False),
-    ),
-    "lm": ("lm", partial(LanguageModel, "softmax"), SoftmaxAttention, {"bias": False}, True),
-    "lm mgk": (
-        *("lm_mgk", partial(LanguageModel, "rbf2keys"), ReleasedMGKAttention),
-        *({**LM, **RELEASED, **SUMS}, True),
-    ),
-    "lm mgk, hard": (
-        *("lm_mgk", partial(LanguageModel, "hard2keys"), ReleasedMGKAttention),
-        *({**LM, "e_step": "hard"}, True),
-    ),
-    "lm smgk": (
-        *("lm_smgk", partial(LanguageModel, "rbf"), ReleasedMGKAttention),
-        *({**LM, **RELEASED, **SUMS, **SHIFTS}, True),
-    ),
-    "lm smgk, M-step": (
-        *("lm_smgk", partial(LanguageModel, "soft"), ReleasedMGKAttention),
-        *({**LM, **RELEASED, **SUMS, **SHIFTS, "e_step": "soft", "em_code_parity": "lm"}, True),
-    ),
-    "lm linear": (
-        *("lm_linear", partial(LinearLanguageModel, ""), ReleasedLinearAttention),
-        *(LINEAR, True),
-    ),
-    "lm mlk": (
-        *("lm_mlk", partial(LinearLanguageModel, "rbf2keys"), ReleasedMLKAttention),
-        *({**LINEAR, "prior_share": "head_position", "max_positions": N}, True),
-    ),
-    "lm mlk, scaled": (
-        *("lm_mlk", partial(LinearLanguageModel, "rbf2keys", scale_w=1.7), ReleasedMLKAttention),
-        *(
-            {**LINEAR, "prior_share": "head_position", "max_positions": N, "second_scale": 1.7},
-            True,
-        ),
-    ),
-    "lm smlk": (
-        *("lm_smlk", partial(LinearLanguageModel, "rbf"), ReleasedMLKAttention),
-        *({**LINEAR, "prior_share": "head_position", "max_positions": N, **SHIFTS}, True),
-    ),
-    "translation mgk": (
-        *("translation_mgk", partial(Translation, False), ReleasedMGKAttention),
-        *({"variance": "code_lm", "magnitude_prior": True, **SUMS}, True),
-    ),
-    "translation smgk": (
-        *("translation_smgk", partial(Translation, True), ReleasedMGKAttention),
-        *(
-            {"variance": "code_lm", "magnitude_prior": True, "value_bias": "cross", **SUMS}
-            | SHIFTS,
-            True,
-        ),
-    ),
-    "fish lm": ("fish_lm", FiSHLanguageModel, FiSHAttention, {**TWO, "bias": False}, True),
-    "fish lm, mixture": (
-        *("fish_lm_mish", FiSHMixture, FiSHAttention),
-        *({**HARD, "mixer": "shared", "bias": False}, True),
-    ),
-    **{
-        f"fish translation {mode}": (
-            *("fish_translation", partial(FiSHTranslation, mode), FiSHAttention),
-            *({**TWO, **options}, True),
-        )
-        for mode, options in {
-            "q": {"mix_on": "query"},
-            "k": {"mix_on": "key"},
-            "qk": {"scale_position": "before"},
-        }.items()
-    },
-    **{
-        f"fish windows {mode}, {count} layers": (
-            *("fish_swin" if count == 2 else "fish_swin_linear",),
-            *(partial(FiSHWindows, mode, count), FiSHAttention),
-            *(
-                {
-                    **(TWO if count == 2 else {**HARD, "mixing_bias": "all"}),
-                    **options,
-                },
-                False,
-            ),
-        )
-        for mode, options in {
-            "q": {"mix_on": "query"},
-            "k": {"mix_on": "key"},
-            "qk": {"scale_position": "before"},
-        }.items()
-        for count in (1, 2)
-    },
-}
+LRA, LM, LINEAR_LM = LongRangeArena, LanguageModel, LinearLanguageModel
+FISH_LM, WINDOWS = FiSHLanguageModel, FiSHWindows
+# Layout, their module and our preset.
+CASES = [
+    ("lra", partial(LRA, "softmax"), "softmax"),
+    ("lra", partial(LRA, "linear"), "code_lra_linear"),
+    ("lra_mgk", partial(LRA, "softmax", "key2"), "code_lra_mgk"),
+    ("lra_mgk", partial(LRA, "softmax", "key2", em="soft"), "code_lra_mgk_soft_e"),
+    ("lra_mgk", partial(LRA, "softmax", "key2", em="hard"), "code_lra_mgk_hard_e"),
+    ("lra_mgk", partial(LRA, "linear", "key2"), "code_lra_mlk"),
+    ("lra_smgk", partial(LRA, "softmax", "multi_gauss"), "code_lra_smgk"),
+    ("lra_smgk", partial(LRA, "softmax", "multi_gauss", em="soft"), "code_lra_smgk_soft_e"),
+    ("lra_smgk", partial(LRA, "softmax", "multi_gauss", em="hard"), "code_lra_smgk_hard_e"),
+    ("lra_smlk", partial(LRA, "linear", "multi_gauss"), "code_lra_smlk"),
+    ("lm", partial(LM, "softmax"), "softmax"),
+    ("lm_mgk", partial(LM, "rbf2keys"), "code_lm_intended_mgk"),
+    ("lm_mgk", partial(LM, "soft2keys"), "code_lm_intended_mgk_soft_e"),
+    ("lm_mgk", partial(LM, "hard2keys"), "code_lm_intended_mgk_hard_e"),
+    ("lm_smgk", partial(LM, "rbf"), "code_lm_intended_smgk"),
+    ("lm_smgk", partial(LM, "soft"), "code_lm_intended_smgk_soft_e"),
+    ("lm_smgk", partial(LM, "hard"), "code_lm_as_released_mgk"),
+    ("lm_linear", partial(LINEAR_LM, ""), "code_lm_linear"),
+    ("lm_mlk", partial(LINEAR_LM, "rbf2keys"), "code_lm_intended_mlk"),
+    ("lm_mlk", partial(LINEAR_LM, "rbf2keys"), "code_lm_as_released_mlk"),
+    ("lm_mlk", partial(LINEAR_LM, "rbf2keys", scale_w=2.0), "code_lm_intended_mlk_scaled"),
+    ("lm_smlk", partial(LINEAR_LM, "rbf"), "code_lm_intended_smlk"),
+    ("translation_mgk", partial(Translation, False), "translation_mgk"),
+    ("translation_smgk", partial(Translation, True), "translation_smgk"),
+    ("fish_lm", FISH_LM, "lm_hard_gfish"),
+    ("fish_lm", partial(FISH_LM, scales=2), "lm_gfish"),
+    ("fish_lm", partial(FISH_LM, layers=1, bias=False), "lm_hard_fish"),
+    ("fish_lm", partial(FISH_LM, layers=1, bias=False, scales=2), "lm_fish"),
+    ("fish_lm_mish", FiSHMixture, "lm_mish"),
+    ("fish_translation", partial(FiSHTranslation, "q"), "translation_gfish_query"),
+    ("fish_translation", partial(FiSHTranslation, "k"), "translation_gfish_key"),
+    ("fish_translation", partial(FiSHTranslation, "qk"), "translation_hard_gfish"),
+    ("fish_translation", partial(FiSHTranslation, "gqk"), "translation_gfish"),
+    ("fish_swin", partial(WINDOWS, "q"), "swin_query"),
+    ("fish_swin", partial(WINDOWS, "k"), "swin_key"),
+    ("fish_swin", partial(WINDOWS, "qk"), "swin_hard_gfish"),
+    ("fish_swin_linear", partial(WINDOWS, "qk", layers=1), "swin_affine"),
+    ("fish_swin_linear", partial(WINDOWS, "qk", layers=1, bias=False), "swin_hard_fish"),
+]
+# What the modules leave out: the draws of the mixture (tests/attention/fish/test_as_released.py).
+CHANGES = {"lm_mish": {"noise": "none", "noise_at_eval": False, "sigma_shape": "per_global"}}
+
+
+def make(preset, **options):
+    """Return the layer of a preset, on small sizes in float64."""
+    entry = attention_entry(PRESETS[preset])
+    given = {**entry["init_args"], "num_heads": H, **CHANGES.get(preset, {}), **options}
+    if "max_positions" in given:
+        given["max_positions"] = N
+    return class_of(entry["class_path"])(C, head_dim=E, **given).double().eval()
+
+
+# Priors of the code, which clamps them to [0, 1] or, in translation, magnitudes to [1e-6, 2].
+RAW = torch.tensor([0.4, 1.3, 2.7, 0.0, 3e-7, -1.9, -2.4, 0.7])
 
 
 def randomised(module):
@@ -165,39 +105,86 @@ def randomised(module):
             tensor.normal_(std=0.6)
             if name.split(".")[-1].startswith("pi"):
                 tensor.uniform_(0.2, 0.8)
+                if isinstance(tensor, nn.Parameter):
+                    tensor.view(-1)[: len(RAW)] = RAW[: tensor.numel()]
     return module
 
 
-def compare(layout, theirs, ours, call, ours_call, x):
-    """Load, compare outputs, then gradients: of x, and theirs, by names, against ours."""
+def compare(layout, theirs, ours, call, ours_call, *given):
+    """Load, compare outputs, then gradients: of inputs, and theirs, by names, against ours."""
     state = {k: v.detach().clone() for k, v in theirs.state_dict().items()}
     load_layer(layout, state, ours)
-    expected, found = call(x), ours_call(x)
+    expected, found = call(*given), ours_call(*given)
     torch.testing.assert_close(found, expected, **CLOSE)
     weight = torch.randn_like(found)
     learned = {k: p for k, p in theirs.named_parameters(remove_duplicate=False) if k in state}
-    wanted = torch.autograd.grad(
-        (expected * weight).sum(), [x, *learned.values()], materialize_grads=True
-    )
     mine = dict(ours.named_parameters())
-    got = torch.autograd.grad((found * weight).sum(), [x, *mine.values()], materialize_grads=True)
-    torch.testing.assert_close(got[0], wanted[0], **CLOSE)
-    gradients = {**state, **dict(zip(learned, wanted[1:], strict=True))}
+    wanted, got = (
+        torch.autograd.grad((out * weight).sum(), [*given, *leaves], materialize_grads=True)
+        for out, leaves in ((expected, learned.values()), (found, mine.values()))
+    )
+    gradients = {**state, **dict(zip(learned, wanted[len(given) :], strict=True))}
     named = layer_state(layout, gradients, ours)
-    for name, gradient in zip(mine, got[1:], strict=True):
-        torch.testing.assert_close(
-            gradient, named[name], **CLOSE, msg=lambda m, n=name: f"{n}: {m}"
-        )
+    for name, gradient in zip((*range(len(given)), *mine), got, strict=True):
+        other = wanted[name] if isinstance(name, int) else named[name]
+        torch.testing.assert_close(gradient, other, **CLOSE, msg=lambda m, n=name: f"{n}: {m}")
+        assert other.abs().max() > 1e-9 or name in WITHOUT_GRADIENT, "zeros compare with nothing"
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_released_modules(name):
-    layout, make, cls, options, causal = CASES[name]
+def draw():
+    """Return tokens, a mask with padding at the end, and the pairs that are visible with it."""
+    x, mask = torch.randn(B, N, C, dtype=torch.float64), torch.ones(B, N, dtype=torch.bool)
+    mask[1, 5:] = False
+    return (1.5 * x).requires_grad_(), mask, mask[:, None, None].double().expand(B, 1, N, N)
+
+
+@pytest.mark.parametrize(("layout", "module", "preset"), CASES)
+def test_presets_compute_what_the_released_modules_do(layout, module, preset):
+    """On every backend, with padding; causally in language models and decoders."""
     torch.manual_seed(3)
-    theirs = randomised(make(C, H, E, N).double())
-    ours = cls(C, H, head_dim=E, **options).double().eval()
-    x = torch.randn(B, N, C, dtype=torch.float64, requires_grad=True)
-    compare(layout, theirs, ours, theirs, partial(ours, is_causal=causal), x)
+    theirs = randomised(module(C, H, E, N).double())
+    ours = make(preset, **({"bias": False} if layout == "lm" else {}))
+    x, mask, visible = draw()
+    rng, bias = RandomKey(5, step=3), {}
+    if getattr(theirs, "sigma_noise", None) is not None:
+        sizes = B, 2, range(N), range(N), x.device
+        theirs.draw = normal_noise(RandomKey(5), *sizes, torch.float64)
+    if layout.startswith("fish_swin"):
+        bias = {"bias": torch.randn(1, H, N, N, dtype=torch.float64)}
+    in_encoders, in_decoders = "lm" not in layout, not layout.startswith(("lra", "fish_swin"))
+    for is_causal in (*[False] * in_encoders, *[True] * in_decoders):
+        call = {"key_mask": mask, "is_causal": is_causal, "rng": rng, **bias}
+        allowed = visible.tril() if is_causal else visible
+        backends = backends_for(ours, x, **call)
+        assert {*backends} >= {"reference", "blockwise"} or getattr(ours.core, "row_eps", 0.0)
+        for backend in backends:
+            ours.backend = backend
+            compare(
+                *(layout, theirs, ours),
+                *(partial(theirs, visible=allowed, **bias), partial(ours, **call), x),
+            )
+        if hasattr(theirs, "maps"):  # for analysis, whatever the denominator
+            torch.testing.assert_close(ours.weights(x, **call), theirs.maps, **CLOSE)
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+def test_presets_of_translation_read_a_memory_as_the_released_modules(shifted):
+    name = f"translation_{'s' * shifted}mgk"
+    theirs, ours = randomised(Translation(shifted, C, H, E, N).double()), make(name)
+    x, memory = (torch.randn(B, n, C, dtype=torch.float64, requires_grad=True) for n in (5, N))
+    _, mask, visible = draw()
+    compare(
+        *(name, theirs, ours),
+        lambda x, memory: theirs(x, visible[:, :, :5], memory),
+        lambda x, memory: ours(x, memory, key_mask=mask),
+        *(x, memory),
+    )
+
+
+def test_every_layout_and_every_preset_of_released_code_is_tested():
+    others = {"torch", "timm", "bert", "roberta", "gpt2"}
+    assert set(LAYOUTS) == others | {layout for layout, *_ in CASES}
+    assert {preset for *_, preset in CASES} == AS_RELEASED | {"softmax"}
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -259,11 +246,6 @@ def test_gpt2():
     compare("gpt2", theirs, ours, lambda x: theirs(x)[0], partial(ours, is_causal=True), x)
 
 
-def test_every_layout_is_tested():
-    others = {"torch", "timm", "bert", "roberta", "gpt2"}
-    assert set(LAYOUTS) == others | {layout for layout, *_ in CASES.values()}
-
-
 @pytest.mark.parametrize(
     ("layout", "change", "layer", "message"),
     [
@@ -284,7 +266,7 @@ def test_what_does_not_fit_is_named(layout, change, layer, message):
     state = LongRangeArena("softmax", "key2", C, H, E, N).state_dict()
     for name, value in change.items():
         state.pop(name) if value is None else state.update({name: torch.ones(2)})
-    ours = ReleasedMGKAttention(C, H, **{"head_dim": E, **LRA, **layer})
+    ours = ReleasedMGKAttention(C, H, **{"head_dim": E, "prior_share": "layer", **layer})
     with pytest.raises(ConfigError, match=message):
         load_layer(layout, state, ours)
 
@@ -307,13 +289,3 @@ def test_plain_linear_attention_takes_the_names_too():
     kernel = (elu(q) + 1) @ (elu(k) + 1).mT
     out = (kernel / kernel.sum(-1, keepdim=True) @ v).transpose(1, 2).flatten(2)
     torch.testing.assert_close(ours(x), theirs.ff(out), **CLOSE)
-
-
-def test_scales_of_noise_are_the_roots_that_the_code_squares():
-    theirs = FiSHLanguageModel(C, H, E, N).double()
-    state = {**theirs.state_dict(), "sigma_noise": torch.tensor([0.3, 0.7], dtype=torch.float64)}
-    options = {"num_global_heads": 2, "mixer": "mlp", "mixing_bias": "all", "bias": False}
-    ours = FiSHAttention(C, H, head_dim=E, **options).double()
-    load_layer("fish_lm", state, ours)
-    expected = torch.tensor([0.09, 0.49], dtype=torch.float64)
-    torch.testing.assert_close(ours.core.noise_scale(), expected)
