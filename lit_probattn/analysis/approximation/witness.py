@@ -2,8 +2,7 @@
 
 Source: value-aware attention (Gupta and Berant, 2021), section 3: for r ≥ E + 1 (E the size of a
 value) the optimal value-aware approximation is exact. All queries of a head are processed together
-in a fixed number of steps; a plain implementation for one query, and bounds for fewer values, are
-in tests/support/value_aware.py.
+in a fixed number of steps.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Oracles, witnesses and the solver between: identities, enumeration, tolerances."""
+"""Value-aware approximations: identities, exact outputs from few keys, every set of keys."""
 
 from __future__ import annotations
 
-import numpy as np
+from itertools import combinations
+
 import pytest
 import torch
 
@@ -20,11 +21,8 @@ from lit_probattn.analysis.approximation.oracles import (
     value_oblivious,
     window_mask,
 )
+from lit_probattn.analysis.approximation.simplex import Support, reoptimise
 from lit_probattn.analysis.approximation.witness import eliminate
-from tests.support.value_aware import (
-    enumerate_optimum,
-    nnls_witness,
-)
 
 EXAMPLE = torch.diag(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
 ALPHA = torch.tensor([0.25, 0.35, 0.4], dtype=torch.float64)
@@ -96,19 +94,6 @@ def test_error_of_top_r_is_not_monotone():
 
 
 @pytest.mark.parametrize("skew", [1.0, 3.0, 6.0])
-@pytest.mark.parametrize(("num_keys", "size"), [(200, 16), (64, 8), (12, 16)])
-def test_nnls_witness(skew, num_keys, size):
-    value, weights = draw(7, 3, num_keys, size, skew)
-    for alpha in weights[0]:
-        beta = nnls_witness(value[0].numpy(), alpha.numpy())
-        output = alpha.numpy() @ value[0].numpy()
-        assert (beta > 0).sum() <= size + 1
-        assert np.linalg.norm(beta @ value[0].numpy() - output) <= 1e-10 * np.linalg.norm(output)
-        assert abs(beta.sum() - 1) <= 1e-12
-        assert beta.min() >= 0
-
-
-@pytest.mark.parametrize("skew", [1.0, 3.0, 6.0])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 5e-6)])
 def test_elimination_keeps_the_output_with_few_keys(skew, dtype, tolerance):
     value, weights = draw(11, 24, 128, 16, skew)
@@ -134,6 +119,16 @@ def test_elimination_leaves_hidden_keys_alone():
 RANKS = [1, 2, 3, 4, 5]
 # Mean error of the solver over the optimum's, from the specification's 40 draws of this size.
 MEAN_RATIO = {1: 1.0, 2: 1.13, 3: 1.24, 4: 1.52, 5: 1.74}
+
+
+def enumerate_optimum(value, weights, num_kept):
+    """Return the error of optimal-v-aware-r by trying every set of r values; ()."""
+    sets = torch.tensor(list(combinations(range(len(value)), num_kept)))[None]
+    live = torch.ones_like(sets, dtype=torch.bool)
+    output = (weights @ value).expand(1, sets.shape[1], -1)
+    support = Support(sets, live.double() / num_kept, live)
+    reoptimise(support, value[None], output)
+    return (support.output(value[None]) - output).norm(dim=-1).min()
 
 
 @pytest.fixture(scope="module")
