@@ -36,19 +36,6 @@ def test_softmax_parameters_of_the_long_range_arena(data, heads, expected):
     assert count(partial(SoftmaxAttention, num_heads=heads), data) == expected
 
 
-@pytest.mark.parametrize("heads", [1, 2, 4, 8])
-@pytest.mark.parametrize("share", ["layer", "head"])
-def test_mixture_parameters_follow_the_closed_form(heads, share):
-    """Against softmax with the same heads: MGK adds a key projection, sMGK two shifts; priors."""
-    embed, size, layers = SIZES["embed_dim"], SIZES["head_dim"], SIZES["num_layers"]
-    softmax = count(partial(SoftmaxAttention, num_heads=heads), TEXT)
-    priors = 2 * (heads if share == "head" else 1)
-    mgk = count(partial(MGKAttention, num_heads=heads, prior_share=share), TEXT)
-    assert mgk - softmax == layers * (heads * size * (embed + 1) + priors)
-    smgk = partial(MGKAttention, num_heads=heads, prior_share=share, shifted_keys=True)
-    assert count(smgk, TEXT) - softmax == layers * (2 * heads * size + priors)
-
-
 def test_padding_and_bucketing_change_nothing():
     """`mean` divides by max_seq_len, so a batch padded further gives the same logits."""
     model = Classifier(

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from lit_probattn.attention import FiSHAttention, LinearAttention, MGKAttention, SoftmaxAttention
+from lit_probattn.attention import LinearAttention, MGKAttention, SoftmaxAttention
 from lit_probattn.configs import attention_entry, attention_factory
 from lit_probattn.models.decoding import generate
 from lit_probattn.models.embeddings import Sinusoid
@@ -28,12 +28,6 @@ def softmax(heads=3, **more):
 def mgk(heads=2, **more):
     return lambda c, head_dim, **options: MGKAttention(
         c, heads, head_dim=head_dim, **{**more, **options}
-    )
-
-
-def fish(**more):
-    return lambda c, head_dim, **options: FiSHAttention(
-        c, 8, head_dim=head_dim, **{**more, **options}
     )
 
 
@@ -88,27 +82,6 @@ def test_parameter_counts_of_the_specification(attention, options, total, layers
     assert sum(p.numel() for p in model.parameters()) == total
     if layers is not None:
         assert sum(p.numel() for p in model.encoder.parameters()) == layers
-
-
-FISH_LAYERS = {
-    ("linear", "none"): (9087232, 9218560, 9349888),
-    ("linear", "global"): (9087264, 9218624, 9349984),
-    ("mlp", "none"): (9088512, 9219840, 9351168),
-    ("mlp", "global"): (9088544, 9219904, 9351264),
-}
-
-
-FISH_CASES = [(mixer, noise, index) for mixer, noise in FISH_LAYERS for index in range(3)]
-FAST = [("mlp", "global", 2), ("linear", "none", 1)]
-
-
-@pytest.mark.parametrize(("mixer", "noise", "index"), mostly_slow(FISH_CASES, FAST))
-def test_parameter_counts_of_fish(mixer, noise, index):
-    bias = "all" if mixer == "mlp" else "hidden"  # as released: the last bias too
-    layer = fish(num_global_heads=(2, 4, 6)[index], mixer=mixer, noise=noise, mixing_bias=bias)
-    with torch.device("meta"):
-        model = LanguageModel(layer, vocab_size=267735, max_seq_len=256)
-    assert sum(p.numel() for p in model.encoder.parameters()) == FISH_LAYERS[mixer, noise][index]
 
 
 # ---- the model against independent sums --------------------------------------------------------

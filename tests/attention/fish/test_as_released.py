@@ -1,4 +1,4 @@
-"""Presets of the released FiSH code: the draws of the mixture, starts and parameters.
+"""Presets of the released FiSH code: the draws of the mixture, and starts.
 
 What they compute is compared with the released modules in tests/convert/test_layer_names.py.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lit_probattn.attention import FiSHAttention, HeadCall, SoftmaxAttention
+from lit_probattn.attention import FiSHAttention, HeadCall
 from lit_probattn.attention.masks import Masks
 from lit_probattn.base.config_files import run_stem
 from lit_probattn.configs import attention_entry
@@ -65,13 +65,3 @@ def test_released_starts():
     assert make("lm_gfish").core.noise_scale.theta.shape == (2,)
     assert make("translation_gfish").core.noise_scale.theta.shape == (1,)
     assert make("lm_gfish").core.mixing.weights[1].abs().max() < 0.12
-
-
-def test_parameter_count_of_the_swin():
-    saved = 0
-    for embed_dim, heads, blocks in ((384, 12, 6), (768, 24, 2)):
-        plain = SoftmaxAttention(embed_dim, head_dim=32, num_heads=heads)
-        fish = make("swin_hard_gfish", embed_dim=embed_dim, head_dim=32, num_heads=heads)
-        assert fish.num_global_heads == heads // 2
-        saved += blocks * (plain.cost(1).num_parameters - fish.cost(1).num_parameters)
-    assert saved == 28_288_354 - 26_223_394

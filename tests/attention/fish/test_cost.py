@@ -120,6 +120,7 @@ def test_break_even_head_sizes(heads, m, plain, generalized):
     ],
 )
 def test_parameters_of_the_language_model(m, noise, mixing, expected):
+    """Of its 16 layers; with softmax they have 9,480,192 (tests/models/test_language_model.py)."""
     baseline = SoftmaxAttention(128, head_dim=16, num_heads=8, bias=False)
     layer = FiSHAttention(
         128, head_dim=16, num_heads=8, num_global_heads=m, bias=False, noise=noise, **mixing
