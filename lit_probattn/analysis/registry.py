@@ -49,5 +49,6 @@ STUDIES = tuple(
             "compare `approximate` results",
         ),
         ("logit_ranks", "head_size.rank_study", "LogitRanks", "ranks of logits, demand curve"),
+        ("theory", "head_size.theory", "Theory", "theorems on the head size as programs"),
     )
 )

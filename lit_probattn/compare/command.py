@@ -1,7 +1,6 @@
 """Shared code of commands that run a table: flags, dry runs, execution, report.
 
-`compare`, `reproduce`, `reproduce.uea` and `reproduce.head_size experiment` build a table and call
-`run`.
+`compare`, `reproduce` and `reproduce.uea` build a table and call `run`.
 """
 
 from __future__ import annotations

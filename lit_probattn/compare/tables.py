@@ -19,7 +19,9 @@ FOLDER = Path("configs/reproduce")
 AVERAGE = "average"
 
 Record = TypeVar("Record")
-Kind = Literal["fits", "uea", "figure", "sweep_figure", "sweep_table", "analysis", "drawing"]
+Kind = Literal[
+    "fits", "uea", "grid", "figure", "sweep_figure", "sweep_table", "analysis", "drawing"
+]
 
 
 @dataclass(frozen=True)

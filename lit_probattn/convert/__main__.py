@@ -1,4 +1,4 @@
-"""`lit-probattn convert`: other attention, files of transformers, safetensors, fewer components."""
+"""`lit-probattn convert`: other attention, transformers' files, safetensors, other sizes."""
 
 import sys
 from importlib import import_module
@@ -9,6 +9,7 @@ _OTHERS = {
     "from_transformers": "from_transformers",
     "to_transformers": "to_transformers",
     "prune": "prune.command",
+    "wider_heads": "wider_heads",
 }
 _SAFETENSORS = ["--to", "safetensors"]
 

@@ -19,8 +19,9 @@ NAME.ckpt counts), sets head size and dropout; without it, pass --head_dim.
 
 `--to safetensors` writes the weights of any checkpoint unchanged. Other conversions have their own
 --help: `convert from_transformers FOLDER OUT.ckpt` reads BERT or RoBERTa, `convert to_transformers
-CHECKPOINT FOLDER` writes one, and `convert prune CHECKPOINT OUT.ckpt` drops components of MGK or
-sMGK that are little used.
+CHECKPOINT FOLDER` writes one, `convert prune CHECKPOINT OUT.ckpt` drops components of MGK or sMGK
+that are little used, and `convert wider_heads CHECKPOINT OUT.ckpt` enlarges the heads of softmax
+attention.
 """
 
 from __future__ import annotations

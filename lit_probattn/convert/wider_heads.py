@@ -1,4 +1,12 @@
-"""Widen the heads of a layer without changing its function (theorem 2, inclusion).
+"""Widen the heads of softmax attention without changing its function.
+
+    lit-probattn convert wider_heads runs/NAME/0 wide.ckpt --head_dim 64
+
+Writes an equivalent checkpoint with larger heads and `wide.yaml`, a file to add after the run's
+configuration (`--config wide.yaml`).
+
+Source: "Low-Rank Bottleneck in Multi-head Attention Models" (Bhojanapalli et al., 2020), theorem 2
+(the inclusion):
 
     V_v = [W_v; 0],  V_o = [W_o, 0],  V_q = c [W_q; 0],  V_k = c [W_k; 0],  c = (d_p / s)^¼
 
@@ -7,14 +15,16 @@ for head sizes s and d_p ≥ s: the logits agree, because c² / √d_p = 1 / √
 
 from __future__ import annotations
 
-import argparse
+import sys
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from lit_probattn.attention import Attention, SoftmaxAttention
-from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.allowed_code import add_flag
+from lit_probattn.base.arguments import Parser
+from lit_probattn.base.errors import ConfigError, reports
 from lit_probattn.convert.files import (
     attention_file,
     check_output,
@@ -25,7 +35,7 @@ from lit_probattn.convert.files import (
     restore_layer,
     write,
 )
-from lit_probattn.training.checkpoints import find_file, load_checkpoint
+from lit_probattn.training.checkpoints import CheckpointError, find_file, load_checkpoint
 
 
 def pad_heads(weight: Tensor, num_heads: int, head_size: int, *, axis: int = 0) -> Tensor:
@@ -114,21 +124,17 @@ def _check(layer: Attention) -> None:
 # ---- command -----------------------------------------------------------------------------------
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `python -m lit_probattn.reproduce.head_size embed`."""
+@reports(CheckpointError, ConfigError)
+def main(arguments: list[str] | None = None) -> int:
+    """Write a checkpoint with larger heads that computes the same function."""
+    parser = Parser("lit-probattn convert wider_heads", __doc__)
     add = parser.add_argument
     add("checkpoint", type=Path, help="checkpoint with softmax attention, or its run folder")
     add("output", type=Path, help="checkpoint to write, NAME.ckpt")
     add("--head_dim", type=int, required=True, help="new head size")
     add("--padding_std", type=float, default=0.0, help="standard deviation of padding noise")
-
-
-def run(options: argparse.Namespace) -> None:
-    """Write a checkpoint whose softmax layers have larger heads and compute the same function.
-
-    Raises:
-        ConfigError: the checkpoint or the sizes are invalid.
-    """
+    add_flag(parser)
+    options = parser.parse_args(arguments)
     check_output(options.output)
     path = find_file(options.checkpoint)
     checkpoint = load_checkpoint(path)
@@ -156,3 +162,8 @@ def run(options: argparse.Namespace) -> None:
     config = {"model": {"init_args": {"head_dim": size}}}
     done = write(options.output, checkpoint, config, **changed)
     print(f"{len(layers)} layers: head size {head_dim} -> {size}\n{done}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -19,6 +19,9 @@ A table of studies (fish_table8) trains models or uses those of other tables, an
 each once. value_aware_table2 runs `approximate` on its trained models, and `approximate_compare` on
 the rows of each seed.
 
+A grid of head sizes (head_size_reduced) measures perplexity against the number of heads with head
+size d / h, with a fixed head size, and with matched parameters.
+
 A table of measured costs (mgk_table7) runs its sweep of `python -m profiling` and compares each
 printed number with the measured one; --accelerator gpu selects the sweep for a GPU.
 

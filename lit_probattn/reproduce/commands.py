@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from lit_probattn.base.config_files import is_there
-from lit_probattn.base.errors import ConfigError, nearest
+from lit_probattn.base.errors import ConfigError, DataError, nearest
 from lit_probattn.compare.flags import Place
 from lit_probattn.compare.tables import FOLDER, Kind, Table, kinds, read_published, read_table
 from lit_probattn.reproduce.analyses.models import models_of
 from lit_probattn.reproduce.figures.registry import entry_of
+from lit_probattn.reproduce.head_size.grid import Grid
 
 if TYPE_CHECKING:
     from lit_probattn.compare.runs import Run
@@ -63,6 +64,11 @@ def _state(name: str, part: Mapping[str, Any], place: Place, folder: Path) -> st
         return _done(table, place) + (f"; missing parts: {', '.join(parts)}" if parts else "")
     if kind == "figure":
         return _done(entry_of(name, part).table(name, part, folder, place, False), place)
+    if kind == "grid":
+        try:
+            return _done(Grid.read(folder / f"{name}.yaml").table(name, place), place)
+        except DataError as error:  # of a vocabulary that the sizes depend on
+            return str(error)
     if kind == "drawing":
         return DRAWING
     if kind == "sweep_figure":

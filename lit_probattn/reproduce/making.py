@@ -23,6 +23,8 @@ from lit_probattn.reproduce.analyses.table import Analysis
 from lit_probattn.reproduce.commands import DRAWING, missing_parts
 from lit_probattn.reproduce.figures.registry import entry_of, figure_class
 from lit_probattn.reproduce.figures.sweeps import SweepFigure
+from lit_probattn.reproduce.head_size.experiment import HeadSizeReport
+from lit_probattn.reproduce.head_size.grid import Grid
 from lit_probattn.reproduce.sweep_table import table_of
 
 MODULE = "lit_probattn.reproduce"
@@ -45,7 +47,7 @@ def make(options: argparse.Namespace, arguments: Sequence[str], part: Part, give
     Raises:
         ConfigError: a flag does not apply, or is wrong.
     """
-    if part["kind"] in ("fits", "uea"):
+    if part["kind"] in ("fits", "uea", "grid"):
         return _train(options, arguments, part)
     if part["kind"] == "figure":
         return _draw(options, arguments, part, given)
@@ -125,11 +127,14 @@ def _train(options: argparse.Namespace, arguments: Sequence[str], part: Part) ->
             archives=uea.archives_of(path, options.only),
             select_on="test" if options.as_published else "val",
         )
+    elif kind == "grid":
+        table = Grid.read(path).table(options.table, place_of(options))
     else:
         table = read_table(options.table, options.tables)
     for name in missing_parts(table):
         print(f"missing part: {name}: its rows are skipped", file=sys.stderr)
-    report: Callable[..., Report] = uea.UEAReport if kind == "uea" else Report
+    reports: dict[str, Callable[..., Report]] = {"uea": uea.UEAReport, "grid": HeadSizeReport}
+    report = reports.get(kind, Report)
     if "studies" in part:
         report = partial(ApproximationTable, part=part)
     return run(

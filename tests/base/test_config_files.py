@@ -33,8 +33,6 @@ from lit_probattn.compare.protocol import Options, run_config
 from lit_probattn.compare.tables import kinds, read_published, read_table
 from lit_probattn.configs import attention_entry, compose, read_yaml
 from lit_probattn.reproduce import uea
-from lit_probattn.reproduce.head_size import experiment
-from lit_probattn.reproduce.head_size.__main__ import make_parser as head_size_parser
 from profiling.kernels.config import load_kernels
 from profiling.sweep.config import ModelConfig, load_sweep
 from profiling.sweep.plan import make_plan, model_sizes
@@ -300,14 +298,6 @@ def test_commands_take_names(folders, monkeypatch):
     table, _ = uea.make_table(uea.TABLE, Place(data_dir="none"), variants=["smgk"])
     assert table.rows["smgk"].attention == str(CONFIGS / "attention/smgk.yaml")
     assert load_kernels("kernels_cpu") == load_kernels(CONFIGS / "profiling/kernels_cpu.yaml")
-    tables = []
-    monkeypatch.setattr(experiment, "run_table", lambda table, *_, **__: tables.append(table))
-    for grid in ("head_size_reduced", str(CONFIGS / "reproduce/head_size_reduced.yaml")):
-        options = head_size_parser().parse_args(["experiment", "--grid", grid])
-        options.arguments = []
-        experiment.run(options)
-    assert tables[0] == tables[1]
-    assert tables[0].name == "head_size_reduced"
 
 
 def test_own_tables_stand_beside_the_shipped_ones(folders):

@@ -41,6 +41,7 @@ SERIES = {
     "others": {"protocol": "mvts", "epochs": 1, "model": SMALL},
 }
 HEADS = {
+    **{"kind": "grid", "title": "Heads"},
     "task": "configs/tasks/tiny/wikitext103_value_aware.yaml",
     "attention": "configs/attention/softmax.yaml",
     **{"embed_dim": 16, "mlp_dim": 32, "head_dim": 8},
@@ -61,6 +62,7 @@ SWEEP = {
 
 
 def _write(path: Path, content: object) -> str:
+    path.parent.mkdir(exist_ok=True)
     path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     return str(path)
 
@@ -93,9 +95,10 @@ def _uea(folder: Path) -> list[str]:
 
 
 def _head_size(folder: Path) -> list[str]:
-    grid = _write(folder / "heads.yaml", HEADS)
+    _write(folder / "tables" / "heads.yaml", HEADS)
     text = str(made_text.write(folder / "text"))
-    return ["lit_probattn.reproduce.head_size", "experiment", "--grid", grid, "--data_dir", text]
+    tables = str(folder / "tables")
+    return ["lit_probattn.reproduce", "heads", "--tables", tables, "--data_dir", text]
 
 
 def _sweep(folder: Path) -> list[str]:

@@ -130,8 +130,8 @@ TABLE = [
     Row(r"reproduce .*--shortened", "--only listops smgk_4 --steps 4"),
     Row(r"^lit-probattn compare ", "--seeds 0 --steps 4"),
     Row(r"reproduce\.uea .*--epochs", "--epochs 1 --seeds 0"),
-    Row(r"head_size experiment", "--steps 4 --only 'fixed-h4*'"),
-    Row(r"head_size theory", "--steps 20"),
+    Row(r"reproduce head_size", "--steps 4 --only 'fixed-h4*'"),
+    Row(r"analyse theory", "--steps 20"),
     Row(r"analyse approximate ", "--num_samples 2 --solver_samples 1 --local_samples 1 "
         "--ranks 1 4 --rounds 1 --features 16 --draws 1"),
     Row(r"kernels --config .*kernels_cpu", "--seq-lens 64 --head-dims 16"),

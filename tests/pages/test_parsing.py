@@ -18,7 +18,6 @@ from lit_probattn.commands.ask.command import main as ask
 from lit_probattn.commands.ask.layers import names
 from lit_probattn.reproduce import uea
 from lit_probattn.reproduce.__main__ import make_parser as reproduce_parser
-from lit_probattn.reproduce.head_size.__main__ import make_parser as head_size_parser
 from profiling.cli import make_parser as profiling_parser
 from tests.pages.blocks import commands, is_assignment
 from tests.pages.test_commands import PAGES
@@ -43,7 +42,6 @@ def parse_data(words: list[str]) -> None:
 PARSERS: dict[str, Callable[[list[str]], object]] = {
     "datamodules": parse_data,
     "lit_probattn.analysis": parse_study,
-    "lit_probattn.reproduce.head_size": lambda words: head_size_parser().parse_args(words),
     "lit_probattn.reproduce": lambda words: reproduce_parser().parse_args(words),
     "lit_probattn.reproduce.uea": lambda words: uea.make_parser().parse_args(words),
     "profiling": lambda words: profiling_parser().parse_args(words),

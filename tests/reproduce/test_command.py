@@ -73,7 +73,7 @@ def test_a_rate_that_is_none_is_refused(rate, places):
 def test_list_names_every_table_with_its_state(capsys):
     assert main(["--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert sum("figure" not in line.split()[0] for line in lines) == 35
+    assert sum("figure" not in line.split()[0] for line in lines) == 38
     by_name = {line.split()[0]: line for line in lines}
     assert "of 165 runs finished (full protocol)" in by_name["mgk_table1"]
     assert "0 of 25 runs finished (full protocol)" in by_name["fish_table2"]

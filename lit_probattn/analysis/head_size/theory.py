@@ -1,4 +1,9 @@
-"""Theorems 1 and 2 on random matrices: errors, thresholds, and a figure of fits."""
+"""Theorems 1 and 2 on random matrices: errors, thresholds, and a figure of fits.
+
+Source: "Low-Rank Bottleneck in Multi-head Attention Models" (Bhojanapalli et al., 2020): the
+construction of theorem 1, sharper bounds, its counter-example, and with --strictness theorem 2 by
+fitting. No checkpoint is needed.
+"""
 
 from __future__ import annotations
 
@@ -201,7 +206,3 @@ class Theory(Study):
                 markdown_table(strict, digits=2),
             ]
         return "\n\n".join(parts)
-
-
-# The subcommand `theory` of `python -m lit_probattn.reproduce.head_size`.
-add_arguments, run = Theory.add_arguments, Theory.run

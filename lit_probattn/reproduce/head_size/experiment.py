@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-from lit_probattn.base.config_files import file_named
-from lit_probattn.compare.command import run as run_table
-from lit_probattn.compare.flags import add_flags, place_of
 from lit_probattn.compare.model import build_task
 from lit_probattn.compare.report import Report
 from lit_probattn.compare.runs import Run
@@ -25,9 +20,7 @@ from lit_probattn.reproduce.head_size.curves import (
     series_by,
     series_by_rule,
 )
-from lit_probattn.reproduce.head_size.grid import Grid, perplexity_of
-
-MODULE = "lit_probattn.reproduce.head_size experiment"
+from lit_probattn.reproduce.head_size.grid import perplexity_of
 
 
 class HeadSizeReport(Report):
@@ -90,23 +83,6 @@ def point_columns(run: Run, result: dict[str, Any]) -> dict[str, Any]:
         "num_parameters": result["parameters"],
         "num_other_parameters": result["parameters"] - task.model.tokens.weight.numel(),
     }
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `python -m lit_probattn.reproduce.head_size experiment`."""
-    parser.add_argument("--grid", required=True, help="name or file of configs/reproduce")
-    add_flags(parser, runs=Path("runs/head_size"))
-
-
-def run(options: argparse.Namespace) -> int:
-    """Run the grid and write its report; see `lit_probattn.compare.command.run`.
-
-    Raises:
-        ConfigError: the grid is malformed.
-    """
-    path = Path(file_named("table", options.grid))
-    table = Grid.read(path).table(path.stem, place_of(options))
-    return run_table(table, options, options.arguments[1:], module=MODULE, report=HeadSizeReport)
 
 
 def draw_heads(table: pd.DataFrame) -> Figure:

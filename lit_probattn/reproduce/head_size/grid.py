@@ -116,6 +116,7 @@ class Grid:
         width_heads: their numbers of heads, with head size d / h.
         width_head_dim: their head size, with d / width_head_dim heads; both may be set.
         seeds: seeds of all points.
+        title: title of its report.
     """
 
     task: str
@@ -134,6 +135,7 @@ class Grid:
     width_heads: tuple[int, ...] = ()
     width_head_dim: int | None = None
     seeds: tuple[int, ...] = (0,)
+    title: str = ""
 
     @classmethod
     def read(cls, path: Path, points: Mapping[str, Any] | None = None) -> Grid:
@@ -147,6 +149,7 @@ class Grid:
             ConfigError: the file is missing, has an unknown entry, or lacks one.
         """
         content = {**read_yaml(path), **(points or {})}
+        content.pop("kind", None)  # of a grid that is a table
         given = {k: tuple(v) if isinstance(v, list) else v for k, v in content.items()}
         return record(cls, f"grid {path.name}", given)
 
@@ -199,7 +202,7 @@ class Grid:
 
         Args:
             name: name of the table.
-            title: title in one line; None means perplexity against the number of heads.
+            title: title in one line; None means that of the file.
             place: folders of the data, whose vocabulary rule M2 requires.
 
         Raises:
@@ -224,7 +227,7 @@ class Grid:
             checkpoint="last",
         )
         made = {point.name: self._row(point) for point in points}
-        title = title or f"Perplexity against the number of heads: {name}"
+        title = self.title if title is None else title
         return Table(name, title, self.seeds, 0, next(iter(made), ""), {task.name: task}, made)
 
     def _row(self, point: Point) -> Row:

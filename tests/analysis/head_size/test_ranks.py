@@ -24,7 +24,7 @@ from lit_probattn.analysis.head_size.ranks import (
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.base.config_files import is_there
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.reproduce.head_size.__main__ import main
+from lit_probattn.reproduce.__main__ import main
 from lit_probattn.reproduce.head_size.grid import Grid, perplexity_of
 from lit_probattn.reproduce.head_size.parameters import Sizes, model_parameters
 from tests.analysis.made import checkpoint
@@ -162,10 +162,11 @@ def test_malformed_grids_are_one_line(tmp_path):
 def test_experiment_runs_each_model_once_and_resumes(tmp_path, capsys, monkeypatch):
     run_commands_here(monkeypatch)
     text = made_text.write(tmp_path / "text")
-    grid = tmp_path / "grid.yaml"
-    grid.write_text(
+    (tmp_path / "grid.yaml").write_text(
         json.dumps(
             {
+                "kind": "grid",
+                "title": "A grid",
                 "task": str(ROOT / "configs/tasks/tiny/wikitext103_value_aware.yaml"),
                 "attention": str(ROOT / "configs/attention/softmax.yaml"),
                 "embed_dim": 16,
@@ -179,7 +180,7 @@ def test_experiment_runs_each_model_once_and_resumes(tmp_path, capsys, monkeypat
         )
     )
     command = [
-        *("experiment", "--grid", str(grid), "--data_dir", str(text), "--accelerator", "cpu"),
+        *("grid", "--tables", str(tmp_path), "--data_dir", str(text), "--accelerator", "cpu"),
         *("--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out"), "--jobs", "2"),
     ]
     assert main(command) == 0

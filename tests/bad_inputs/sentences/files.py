@@ -7,11 +7,12 @@ from functools import partial
 from pathlib import Path
 
 from lit_probattn.reproduce.__main__ import main as reproduce
-from lit_probattn.reproduce.head_size.__main__ import main as head_size
 from tests.bad_inputs.cases import Case, command_error, data_error
 from tests.datamodules.text import test_sentences as text
 
 GRID = """\
+kind: grid
+title: A grid
 task: configs/tasks/tiny/lm1b.yaml
 attention: configs/attention/softmax.yaml
 embed_dim: 64
@@ -49,8 +50,8 @@ def _end_in_line(folder: Path) -> None:
 def _grid(more: str) -> Callable[[Path], str]:
     def tell(folder: Path) -> str:
         (folder / "grid.yaml").write_text(GRID + more)
-        words = ["experiment", "--grid", str(folder / "grid.yaml"), "--dry-run"]
-        return command_error([*words, "--runs", str(folder)], head_size)
+        words = ["grid", "--tables", str(folder), "--dry-run"]
+        return command_error([*words, "--runs", str(folder)], reproduce)
 
     return tell
 
