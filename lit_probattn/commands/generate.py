@@ -19,12 +19,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lit_probattn.base.arguments import Parser
+from lit_probattn.base.arguments import Parser, at_least
 from lit_probattn.commands.opened import (
     add_checkpoint,
     add_draw,
     add_run,
-    check_least,
     check_table,
     sampling_of,
 )
@@ -52,7 +51,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add(
         "--max_new_tokens",
-        type=int,
+        type=at_least(1),
         help=f"number of tokens to generate per prompt (default {MAX_NEW_TOKENS}, or what fits)",
     )
     add(
@@ -62,7 +61,8 @@ def make_parser() -> argparse.ArgumentParser:
         help=f"divisor of the logits; 0 selects the likeliest token (default {TEMPERATURE})",
     )
     add_draw(parser)
-    add("--max_keys", type=int, metavar="N", help="keep at most N keys in the cache of each layer")
+    text = "keep at most N keys in the cache of each layer"
+    add("--max_keys", type=at_least(1), metavar="N", help=text)
     add(
         "--evict_by",
         choices=("movement", "weight", "age"),
@@ -93,7 +93,6 @@ def run(options: argparse.Namespace) -> None:
     from lit_probattn.commands.bounded_cache import CacheBound, bounded_caches
     from lit_probattn.training.callbacks import PredictionWriter
 
-    check_least(options, max_new_tokens=1, seed=0, max_keys=1)
     if options.evict_by is not None and options.max_keys is None:
         raise ConfigError("--evict_by requires a bounded cache: add --max_keys N")
     if options.out is not None:

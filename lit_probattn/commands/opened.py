@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_probattn.base.allowed_code import add_flag
-from lit_probattn.base.arguments import add_data
+from lit_probattn.base.arguments import add_data, at_least
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +35,7 @@ def add_draw(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--top_k", type=int, help="sample among the k likeliest tokens (default: all)")
     add("--top_p", type=float, help="sample among the fewest tokens with this total probability")
-    add("--seed", type=int, default=0, help="seed of the draws (default 0)")
+    add("--seed", type=at_least(0), default=0, help="seed of the draws (default 0)")
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -45,20 +45,6 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     add_data(parser)
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default auto)")
     add_flag(parser)
-
-
-def check_least(options: argparse.Namespace, **least: int) -> None:
-    """Raise for numbers that are too small; unset flags are ignored.
-
-    Raises:
-        ConfigError: a number is below its minimum.
-    """
-    from lit_probattn.base.errors import ConfigError
-
-    for name, smallest in least.items():
-        value = getattr(options, name)
-        if value is not None and value < smallest:
-            raise ConfigError(f"--{name} must be at least {smallest}, received {value}")
 
 
 def check_table(out: Path) -> None:

@@ -21,13 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from lit_probattn.base.arguments import Parser
+from lit_probattn.base.arguments import Parser, at_least
 from lit_probattn.commands.opened import (
     add_checkpoint,
     add_draw,
     add_run,
     add_search,
-    check_least,
     check_table,
     sampling_of,
     set_search,
@@ -60,7 +59,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_draw(parser)
     add(
         "--max_tokens",
-        type=int,
+        type=at_least(1),
         default=MAX_TOKENS,
         help=f"maximum number of source tokens per batch with padding (default {MAX_TOKENS})",
     )
@@ -104,7 +103,6 @@ def _check_flags(options: argparse.Namespace) -> None:
     """Validate the flags."""
     from lit_probattn.base.errors import ConfigError
 
-    check_least(options, seed=0, max_tokens=1)
     sampling_of(options)
     searched = [n for n in ("beam_size", "n_best") if (getattr(options, n) or 1) != 1]
     if searched and options.temperature:

@@ -64,14 +64,10 @@ def protocol_of(options: argparse.Namespace, **more: Any) -> Options:
     """Return the changes of the protocol that the flags set for all runs.
 
     Raises:
-        ConfigError: a number is below 1.
+        ConfigError: --tflops is not positive, or a setting is not KEY=VALUE.
     """
     if options.tflops is not None and not 0 < options.tflops < float("inf"):
         raise ConfigError(f"--tflops must be above 0, received {options.tflops:g}")
-    for name in ("jobs", "steps", "attempts", "shards"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"--{name} must be at least 1, received {value}")
     settings = parse_settings([*(f"data.{text}" for text in options.data), *options.set])
     trainer = options.trainer and file_named("trainer", options.trainer)
     return Options(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_probattn.base.allowed_code import add_flag
-from lit_probattn.base.arguments import Parser, add_data
+from lit_probattn.base.arguments import Parser, add_data, at_least
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.cli.shards import add_shard_flags
 from lit_probattn.configs import full_key
@@ -79,7 +79,7 @@ def add_flags(
         help="names or patterns of tasks and rows, such as `mgk_*`",
     )
     add("--seeds", nargs="+", type=int, help="seeds (default: those of the table)")
-    add("--attempts", type=int, default=2, help="number of attempts per run (default 2)")
+    add("--attempts", type=at_least(1), default=2, help="number of attempts per run (default 2)")
     add(
         "--tflops",
         type=float,
@@ -89,7 +89,11 @@ def add_flags(
     add("--report", action="store_true", help="report the finished runs without training")
     protocol = parser.add_argument_group("changes of the protocol (flagged in the report)")
     add = protocol.add_argument
-    add("--steps", type=int, help="number of optimiser steps; warm-up and schedule are scaled")
+    add(
+        "--steps",
+        type=at_least(1),
+        help="number of optimiser steps; warm-up and schedule are scaled",
+    )
     add(
         "--set",
         nargs="+",
@@ -112,7 +116,7 @@ def add_flags(
         default=accelerator,
         help=f"Lightning's accelerator: auto, cpu, gpu (default: {shown})",
     )
-    add("--jobs", type=int, default=1, help="number of concurrent runs")
+    add("--jobs", type=at_least(1), default=1, help="number of concurrent runs")
     add("--devices", default="", help="CUDA devices to distribute runs over, such as 0,1,2,3")
     add("--launch", default="", help="launcher instead of `python`, such as torchrun and its flags")
     add("--flags", default="", help="extra flags of all runs that do not affect results")
@@ -142,7 +146,7 @@ def _add_executor(parser: argparse.ArgumentParser) -> None:
         help="here: this process; slurm: an array job; local: processes on this machine; debug: "
         "all shards in this process, one after another",
     )
-    add("--shards", type=int, default=1, help="number of jobs of the executor")
+    add("--shards", type=at_least(1), default=1, help="number of jobs of the executor")
     add(
         "--slurm",
         nargs="*",

@@ -39,7 +39,7 @@ from lit_probattn.attention.mgk.annealing import DOT_PRODUCTS
 from lit_probattn.attention.mgk.layer import MGKAttention
 from lit_probattn.attention.mgk.options import MGKOptions
 from lit_probattn.base.allowed_code import add_flag
-from lit_probattn.base.arguments import Parser
+from lit_probattn.base.arguments import Parser, at_least
 from lit_probattn.base.config_files import is_there
 from lit_probattn.base.errors import ConfigError, reports
 from lit_probattn.convert.files import (
@@ -242,22 +242,19 @@ def main(arguments: list[str] | None = None) -> int:
         choices=("dot", "gaussian"),
         help="for mgk: dot (default) starts at the old logits, gaussian drops the key norms",
     )
-    add("--anneal", type=int, metavar="STEPS", help="remove the key norms over this many steps")
+    text = "remove the key norms over this many steps"
+    add("--anneal", type=at_least(1), metavar="STEPS", help=text)
     add("--old_heads", type=int, help="old heads per new head, for smgk; default: num_components")
     add("--spread", type=float, help="noise of smgk's shifts, in deviations of keys; default: 0.1")
     add("--num_global_heads", type=int, help="for fish; default: half the heads")
     add("--seed", type=int, default=0, help="seed of --spread")
     add("--config", type=Path, help="the run's config.yaml")
-    add("--num_batches", type=int, default=8, help="number of validation batches to use")
+    add("--num_batches", type=at_least(1), default=8, help="validation batches to use")
     add("--weights_only", action="store_true", help="convert without data")
     add("--head_dim", type=int, help="head size, if no configuration has it")
     add("--value_head_dim", type=int, help="size of new value heads")
     add_flag(parser)
     options = parser.parse_args(arguments)
-    for name in ("num_batches", "anneal"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            parser.error(f"--{name} must be at least 1, received {value}")
     print("\n".join(convert_checkpoint(options)))
     return 0
 

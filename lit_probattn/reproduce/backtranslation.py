@@ -30,7 +30,7 @@ import numpy as np
 from datamodules.text.translation.files import Lines, ParallelText, find_plain
 from datamodules.text.translation.job import LineJob, lines_of
 from datamodules.text.translation.preparation import is_prepared
-from lit_probattn.base.arguments import Parser
+from lit_probattn.base.arguments import Parser, at_least
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.files import digest, refuse_to_replace
 from lit_probattn.cli.errors import exit_status, quieten
@@ -66,8 +66,6 @@ class Noise:
     def __post_init__(self) -> None:
         if not 0.0 <= self.deletion < 1.0:
             raise ConfigError(f"--deletion must be in [0, 1), received {self.deletion}")
-        if self.swap < 0:
-            raise ConfigError(f"--swap must be at least 0, received {self.swap}")
 
     def __call__(self, words: Sequence[str], seed: int, name: str) -> list[str]:
         """Return at least one noisy word; a pure function of the seed and the sentence's name.
@@ -127,9 +125,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add("--parallel", type=Path, required=True, help="folder with train.*, valid.*, test.*")
     add("--out", type=Path, required=True, help="output folder, without other text")
-    add("--upsample", type=int, default=16, help="copies of the parallel text (default 16)")
+    add("--upsample", type=at_least(0), default=16, help="copies of the parallel text (default 16)")
     add("--deletion", type=float, default=0.1, help="share of deleted words (0.1)")
-    add("--swap", type=int, default=3, help="largest distance by which a word moves (3)")
+    add("--swap", type=at_least(0), default=3, help="largest distance by which a word moves (3)")
     add(
         "--max_ratio",
         type=float,
@@ -158,8 +156,6 @@ def run(options: argparse.Namespace) -> None:
             such as that of --parallel.
     """
     noise = Noise(options.deletion, _FILLED, options.swap)
-    if options.upsample < 0:
-        raise ConfigError(f"--upsample must be at least 0, received {options.upsample}")
     if (options.out / "train.done").is_file():
         raise ConfigError(f"--out {options.out} is complete: choose another folder, or remove it")
     monolingual = Lines((options.monolingual,))

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from datamodules.series.archive import ARCHIVES, check_name
 from datamodules.series.uea import UEA
-from lit_probattn.base.arguments import Parser
+from lit_probattn.base.arguments import Parser, at_least
 from lit_probattn.base.config_files import file_named, named_files, run_stem
 from lit_probattn.base.errors import ConfigError, DataError, MissingDataError, nearest, reports
 from lit_probattn.compare.command import run
@@ -247,7 +247,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--table", type=Path, default=TABLE, help="file with recipes and published numbers")
     add("--archives", nargs="+", help="archives, or `all` (default: those of the table)")
     add("--variants", nargs="+", help="names of the table, or names or files of configs/attention")
-    add("--epochs", type=int, help="number of epochs, overriding the recipes")
+    add("--epochs", type=at_least(1), help="number of epochs, overriding the recipes")
     add(
         "--source",
         choices=("released", "bundled"),
@@ -269,8 +269,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit status is that of `run` in `compare.command`, or 2 for misuse."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     options = make_parser().parse_args(arguments)
-    if options.epochs is not None and options.epochs < 1:
-        raise ConfigError(f"--epochs must be at least 1, received {options.epochs}")
     table, unknown = make_table(
         options.table,
         place_of(options),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 import torch
 
+from lit_probattn.base.arguments import at_least
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.provenance import command_line, device_name
 from lit_probattn.experiments.page import Made, Page, as_csv
@@ -73,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     what.add_argument(
         "--train-steps",
-        type=int,
+        type=at_least(1),
         metavar="N",
         help="train N steps of a small ListOps model with triton and with the reference",
     )
@@ -89,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=integers, help="threads, replacing those of the file")
     parser.add_argument(
         "--jobs",
-        type=int,
+        type=at_least(1),
         help="processes that compile kernels and compare errors, or train, at a time (default: one "
         "per core and 4 GiB of GPU memory, at most 16; 1 without a GPU)",
     )
@@ -124,8 +125,6 @@ def refuse_flags_not_read(options: argparse.Namespace) -> None:
             raise ConfigError(f"{_flag(name)} has no effect with {_flag(kind)}, only with {useful}")
     if options.compile_table and options.dtypes and len(options.dtypes) > 1:
         raise ConfigError("--compile-table requires exactly one dtype in --dtypes")
-    if options.jobs is not None and options.jobs < 1:
-        raise ConfigError(f"--jobs must be at least 1, received {options.jobs}")
 
 
 def _flag(name: str) -> str:
@@ -274,8 +273,6 @@ def _tune(options: argparse.Namespace, device: str) -> Outcome:
 def _train(options: argparse.Namespace, device: str) -> Outcome:
     from profiling.kernels.parity import BOUND, TASK, compare_training
 
-    if options.train_steps < 1:
-        raise ConfigError(f"--train-steps must be at least 1, received {options.train_steps}")
     jobs = options.jobs or default_jobs(device)
     rows, followed = compare_training(options.train_steps, device, jobs)
     facts = [

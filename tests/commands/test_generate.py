@@ -47,7 +47,10 @@ def folder(trained):
 
 def generate(folder, *more, prompts=PROMPTS):
     flags = [word for text in prompts for word in ("--prompt", text)]
-    return main(with_options(["generate", str(folder), "--device", "cpu"], *flags, *more))
+    try:
+        return main(with_options(["generate", str(folder), "--device", "cpu"], *flags, *more))
+    except SystemExit as stop:  # of the parser
+        return stop.code
 
 
 def untrained(place, subwords=0, **texts):
@@ -175,14 +178,14 @@ def test_a_bounded_cache_is_passed_on(folder, monkeypatch, capsys):
 
 REFUSED = {
     "--max_new_tokens 15": "--max_new_tokens 15 does not fit: the model's max_seq_len is 16",
-    "--max_new_tokens 0": "--max_new_tokens must be at least 1, received 0",
-    "--seed -1": "--seed must be at least 0, received -1",
+    "--max_new_tokens 0": "--max_new_tokens: must be at least 1, received 0",
+    "--seed -1": "--seed: must be at least 0, received -1",
     "--temperature -1": "temperature must be at least 0, received -1.0",
     "--temperature 0 --top_k 3": "--top_k=3 has no effect with temperature=0.0: remove it",
     "--top_k 0": "top_k must be at least 1, received 0",
     "--top_p 1.5": "top_p must be in (0, 1], received 1.5",
     "--out text.csv": "--out must end in .parquet, received text.csv",
-    "--max_keys 0": "--max_keys must be at least 1, received 0",
+    "--max_keys 0": "--max_keys: must be at least 1, received 0",
     "--evict_by age": "--evict_by requires a bounded cache: add --max_keys N",
     "--device cuda:x": "unknown device 'cuda:x'",
     "--data.data_dir nowhere": "text: the release is not under",

@@ -107,8 +107,8 @@ def test_the_folder_has_the_parallel_text_several_times_and_the_new_pairs(tmp_pa
     ("more", "message"),
     [
         (("--deletion", "1"), "--deletion must be in [0, 1), received 1.0"),
-        (("--swap", "-1"), "--swap must be at least 0, received -1"),
-        (("--upsample", "-1"), "--upsample must be at least 0, received -1"),
+        (("--swap", "-1"), "--swap: must be at least 0, received -1"),
+        (("--upsample", "-1"), "--upsample: must be at least 0, received -1"),
         (("--monolingual", "nowhere.txt"), "--monolingual nowhere.txt: No such file"),
         (("--parallel", "nowhere"), "missing train.yot and train.toy"),
     ],

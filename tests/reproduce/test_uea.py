@@ -189,7 +189,7 @@ def test_selection_on_test_is_another_run_and_flagged(options, tmp_path, capsys)
         (["--variants", "softmax_8"], "unknown variant 'softmax_8'; did you mean 'softmax_2'?"),
         (["--archives", "BasicMotion"], "did you mean 'BasicMotions'?"),
         (["--shard", "2/2"], "--shard: expected 0 <= i < n"),
-        (["--epochs", "0"], "--epochs must be at least 1"),
+        (["--epochs", "0"], "--epochs: must be at least 1"),
         (["--table", "none.yaml"], "configuration file not found: none.yaml"),
         (["--variants", "configs/attention/none.yaml"], "configuration file not found"),
     ],

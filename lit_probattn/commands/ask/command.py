@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lit_probattn.base.allowed_code import add_flag
-from lit_probattn.base.arguments import Parser
+from lit_probattn.base.arguments import Parser, at_least
 from lit_probattn.base.errors import ConfigError, nearest, reports
 from lit_probattn.commands.ask.layers import (
     Answer,
@@ -47,7 +47,7 @@ def make_parser() -> Parser:
     add = parser.add_argument
     add("--attention", nargs="+", metavar="NAME", help="variants, or your own files (default: all)")
     add("--embed_dim", type=int, help="width of the layer")
-    add("--seq_len", type=int, help="sequence length (default with --model: 512)")
+    add("--seq_len", type=at_least(1), help="sequence length (default with --model: 512)")
     add("--num_heads", type=int, default=8, help="number of softmax heads (default 8)")
     add("--batch", type=int, default=8, help="batch size (default 8)")
     add("--causal", action="store_true", help="causal attention")
@@ -215,8 +215,6 @@ def _model_lines(options: argparse.Namespace) -> list[str]:
     from lit_probattn.commands.ask.models import changes
 
     seq_len = 512 if options.seq_len is None else options.seq_len
-    if seq_len < 1:
-        raise ConfigError(f"--seq_len must be at least 1, received {seq_len}")
     found, note = changes(options.model, options.swap, options.heads, seq_len)
     if options.json:
         content = {"model": options.model, "swap": options.swap, "heads": options.heads}

@@ -17,7 +17,7 @@ import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
-from lit_probattn.base.arguments import Parser
+from lit_probattn.base.arguments import Parser, at_least
 from lit_probattn.base.errors import ConfigError
 
 OUT = Path("runs/demo")
@@ -31,7 +31,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--out", type=Path, default=OUT, help=f"folder of the page (default {OUT})")
     length = parser.add_mutually_exclusive_group().add_argument
     length("--seconds", type=float, default=SECONDS, help=f"training time (default {SECONDS:.0f})")
-    length("--steps", type=int, help="number of training steps instead of --seconds; reproducible")
+    text = "number of training steps instead of --seconds; reproducible"
+    length("--steps", type=at_least(1), help=text)
     add("--seed", type=int, default=0, help="seed of weights and data (default 0)")
     add("--no-open", action="store_true", help="do not open the page in a browser")
     return parser
@@ -61,8 +62,6 @@ def _wrong(options: argparse.Namespace) -> str | None:
     """Return the error in the flags, in one line, or None."""
     if not 0 < options.seconds < float("inf"):
         return f"--seconds must be above 0, received {options.seconds:g}"
-    if options.steps is not None and options.steps < 1:
-        return f"--steps must be at least 1, received {options.steps}"
     if not 0 <= options.seed < 2**63:
         return f"--seed must be at least 0 and below 2^63, received {options.seed}"
     if options.out.exists() and not options.out.is_dir():

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from lit_probattn.attention import Attention, MGKAttention
 from lit_probattn.base.allowed_code import add_flag
-from lit_probattn.base.arguments import Parser
+from lit_probattn.base.arguments import Parser, at_least
 from lit_probattn.base.errors import ConfigError, reports
 from lit_probattn.configs import instantiate
 from lit_probattn.convert.files import check_output, require_no_hooks, write
@@ -148,11 +148,9 @@ def main(arguments: list[str] | None = None) -> int:
     add("output", type=Path, help="checkpoint to write, NAME.ckpt")
     add("--threshold", type=float, default=0.05, help="smallest usage to keep; default: 0.05")
     add("--config", type=Path, help="the run's config.yaml")
-    add("--num_batches", type=int, default=8, help="number of validation batches to use")
+    add("--num_batches", type=at_least(1), default=8, help="validation batches to use")
     add_flag(parser)
     options = parser.parse_args(arguments)
-    if options.num_batches < 1:
-        raise ConfigError(f"--num_batches must be at least 1, received {options.num_batches}")
     if not 0.0 < options.threshold <= 1.0:
         raise ConfigError(f"--threshold must be in (0, 1], received {options.threshold:g}")
     print("\n".join(prune_checkpoint(options)))

@@ -392,7 +392,6 @@ OF_A_MODEL = [["--heads", "0.25"], ["--swap", "smgk"], ["--heads", "0.5"], ["--s
         ([*SIZES, "--measured", "nowhere"], "--measured nowhere: missing rows.jsonl"),
         *((["--model", "timm:vit", *words], words[0]) for words in OF_A_LAYER),
         *(([*SIZES, *words], f"{words[0]} requires --model") for words in OF_A_MODEL),
-        (["--model", "timm:vit", "--seq_len", "-3"], "--seq_len must be at least 1, received -3"),
         (["--model", "vit"], "expected timm:NAME or hf:TYPE"),
         (["--model", "timm:vit_smal_patch16_224"], "did you mean 'vit_small_patch16_224'?"),
     ],
@@ -404,6 +403,11 @@ def test_what_is_wrong_is_one_line(words, expected, capsys):
     assert expected in told.err
     assert told.err.startswith("error: ")
     assert told.err.count("\n") == 1
+
+
+def test_a_length_is_at_least_one():
+    words = ["--model", "timm:vit", "--seq_len", "-3"]
+    assert "argument --seq_len: must be at least 1, received -3" in error_of(words, main)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from lit_probattn.commands.demo import command, cost, display, training
 from lit_probattn.commands.demo.cost import Quantity
 from lit_probattn.commands.demo.drawing import attention_map, curves
 from lit_probattn.commands.demo.page import NEXT, summary
+from tests.support.helpers import error_of
 from tests.support.pages import Page, needs_browser, screenshot
 
 NAMES = list(training.VARIANTS)
@@ -209,7 +210,6 @@ def test_interrupted_it_writes_the_page_from_what_there_is(tmp_path, monkeypatch
     [
         (["--seconds", "0"], "--seconds must be above 0, received 0"),
         (["--seconds", "nan"], "--seconds must be above 0, received nan"),
-        (["--steps", "0"], "--steps must be at least 1, received 0"),
         (["--seed", "-1"], "--seed must be at least 0 and below 2^63, received -1"),
         (
             ["--seed", str(2**70)],
@@ -224,6 +224,11 @@ def test_bad_flags_are_one_line(words, message, tmp_path, monkeypatch, capsys):
     (tmp_path / "FILE").touch()
     assert command.main(words) == 2
     assert capsys.readouterr() == ("", f"error: {message}\n")
+
+
+def test_steps_of_a_run_are_at_least_one():
+    line = "argument --steps: must be at least 1, received 0"
+    assert line in error_of(["--steps", "0"], command.main)
 
 
 def test_steps_and_seconds_exclude_each_other(tmp_path, capsys):
