@@ -9,9 +9,8 @@ from datetime import date, datetime, time
 from pathlib import Path
 from typing import Any
 
-from datamodules.core.files import expand
+from datamodules.core.files import expand, is_archive
 from datamodules.core.tables import TABLES, read_table
-from datamodules.text.releases import is_archive
 from lit_probattn.base.errors import DataError, MissingDataError, nearest
 
 __all__ = ["KINDS", "kind_of"]

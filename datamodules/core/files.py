@@ -1,4 +1,8 @@
-"""Finding and reading the files of releases."""
+"""Finding, reading and unpacking the files of releases.
+
+A release can exist in several layouts. Each layout has parts, such as the splits, and each part has
+file-name patterns, of which the first match is used.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,19 @@ import lzma
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lit_probattn.base.errors import DataError, MissingDataError
 
-__all__ = ["DAMAGED", "expand", "find_set", "not_found", "read_tar"]
+__all__ = ["ARCHIVES", "DAMAGED", "Release", "expand", "extract", "find_files", "is_archive"]
+__all__ += ["not_found", "read_tar", "shown_name"]
+
+ARCHIVES = (".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
+Form = Mapping[str, Sequence[str]]
+_SHOWN = 3  # names of missing files
 
 # Exceptions that the standard library raises for a corrupt zip file; corrupt bytes can look like
 # encryption or an unknown compression.
@@ -44,25 +54,6 @@ def missing(path: Path) -> MissingDataError:
     return MissingDataError(f"{path}: no such file or folder{place}")
 
 
-def find_set(
-    title: str, folders: Iterable[Path], names: Mapping[str, str]
-) -> dict[str, Path] | None:
-    """Return the files `names` of the first folder that contains any of them, or None.
-
-    Raises:
-        MissingDataError: Some of the files are missing from that folder.
-    """
-    for folder in folders:
-        paths = {key: folder / name for key, name in names.items()}
-        present = [path for path in paths.values() if path.is_file()]
-        if len(present) == len(paths):
-            return paths
-        if present:
-            absent = ", ".join(str(path) for path in paths.values() if path not in present)
-            raise MissingDataError(f"{title}: found {present[0]}, but missing {absent}")
-    return None
-
-
 def not_found(
     title: str,
     what: str,
@@ -80,6 +71,102 @@ def not_found(
     )
 
 
+@dataclass(frozen=True)
+class Release:
+    """The files of a release.
+
+    Args:
+        title: Name for messages.
+        command: Options of `lit-probattn data prepare` that select the release.
+        expected: File names for messages.
+        origin: Official source.
+        forms: File-name patterns of each part, for each layout.
+        folders: Folders below `data_dir` to search.
+        optional: Parts that can be missing.
+        counts: Published sizes, by part.
+        otherwise: Text appended to the message about missing files.
+    """
+
+    title: str
+    command: str
+    expected: str
+    origin: str
+    forms: Sequence[Form]
+    folders: Sequence[str] = ("",)
+    optional: Sequence[str] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
+    otherwise: str = ""
+
+    def find(self, data_dir: Path, path: str = "") -> dict[str, list[Path]]:
+        """Return the files of each part, from the first complete layout.
+
+        Args:
+            path: A folder to search instead of those below `data_dir`.
+
+        Raises:
+            MissingDataError: No layout is complete; the message lists the expected files, or the
+                files missing from the most complete layout.
+        """
+        place = expand(path) if path else data_dir
+        found = self.files_in([place] if path else [data_dir / name for name in self.folders])
+        if found is not None:
+            return found
+        command = f"{self.command} --path {path}" if path else self.command
+        places = [] if path else [name for name in self.folders if name]
+        expected = f"{self.expected} in it" + (f" or in {' or '.join(places)}" if places else "")
+        what = "the release is"
+        raise not_found(
+            self.title, what, expected, self.origin, command, place, otherwise=self.otherwise
+        )
+
+    def files_in(self, folders: Iterable[Path]) -> dict[str, list[Path]] | None:
+        """Return `find_files` of this release."""
+        return find_files(self.title, folders, self.forms, self.optional)
+
+
+def find_files(
+    title: str, folders: Iterable[Path], forms: Sequence[Form], optional: Sequence[str] = ()
+) -> dict[str, list[Path]] | None:
+    """Return the files of each part from the first folder with a complete layout.
+
+    Returns:
+        None if none of the files exists.
+
+    Raises:
+        MissingDataError: No layout is complete; the message has the most complete one.
+    """
+    incomplete: list[tuple[list[str], Path]] = []
+    for folder in folders:
+        for form in forms:
+            found = _files_of(folder, form)
+            absent = [part for part in form if part not in (*found, *optional)]
+            if not absent:
+                return found
+            if found:
+                first = next(iter(found.values()))[0]
+                incomplete.append(([str(folder / form[part][0]) for part in absent], first))
+    if not incomplete:
+        return None
+    names, first = min(incomplete, key=lambda entry: len(entry[0]))
+    shown = ", ".join(shown_name(Path(name)) for name in names[:_SHOWN])
+    more = f" and {len(names) - _SHOWN} more files" if len(names) > _SHOWN else ""
+    raise MissingDataError(f"{title}: found {shown_name(first)}, but missing {shown}{more}")
+
+
+def _files_of(folder: Path, form: Form) -> dict[str, list[Path]]:
+    found: dict[str, list[Path]] = {}
+    for part, patterns in form.items():
+        for pattern in patterns:
+            paths = sorted(path for path in folder.glob(pattern) if path.is_file())
+            if paths:
+                found[part] = paths
+                break
+    return found
+
+
+# ---- archives ----------------------------------------------------------------------------------
+
+
 def read_tar(path: Path, take: Callable[[tarfile.TarInfo, tarfile.TarFile], None]) -> None:
     """Read a compressed tar archive as a stream; `take` is called for each member.
 
@@ -95,3 +182,47 @@ def read_tar(path: Path, take: Callable[[tarfile.TarInfo, tarfile.TarFile], None
                 pass
     except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error, OSError) as error:
         raise DataError(f"{path}: the archive is corrupt or truncated ({error})") from error
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a path has an archive suffix."""
+    return path.name.endswith(ARCHIVES)
+
+
+def shown_name(path: Path) -> str:
+    """Return a file name for messages: for a file of an archive (see `extract`) both names."""
+    for folder in path.parents:
+        if is_archive(folder):
+            return f"{folder.name}: {path.relative_to(folder)}"
+    return str(path)
+
+
+def extract(archive: Path, parent: Path, wanted: Callable[[str], bool]) -> Path:
+    """Extract the selected files of an archive to a folder, preserving subfolders.
+
+    Returns:
+        The folder, which has the archive's name for `shown_name`.
+
+    Raises:
+        DataError: The archive is corrupt.
+    """
+    folder = parent / archive.name
+    done = folder / ".done"
+    if done.is_file():
+        return folder
+
+    def take(member: tarfile.TarInfo, tar: tarfile.TarFile) -> None:
+        parts = [part for part in Path(member.name).parts if part not in (".", "/")]
+        if not member.isfile() or ".." in parts or not parts or not wanted(parts[-1]):
+            return
+        place = folder.joinpath(*parts)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with place.open("wb") as file:
+            stream = tar.extractfile(member)
+            while stream is not None and (block := stream.read(1 << 20)):
+                file.write(block)
+
+    folder.mkdir(parents=True, exist_ok=True)
+    read_tar(archive, take)
+    done.touch()
+    return folder

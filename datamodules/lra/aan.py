@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from datamodules.lra.arena import find_tables
+from datamodules.core.files import Release
+from datamodules.lra.arena import RELEASE, RELEASE_FOLDERS
 from lit_probattn.base.errors import DataError
 
 __all__ = ["MAX_TEXT_BYTES", "SPLIT_FILES", "Pair", "find_release", "read_pairs"]
@@ -21,7 +22,14 @@ SPLIT_FILES = {
     "val": "new_aan_pairs.eval.tsv",
     "test": "new_aan_pairs.test.tsv",
 }
-FOLDERS = (".", "tsv_data", "lra_release/tsv_data", "lra_release/lra_release/tsv_data")
+_RELEASE = Release(
+    "Retrieval",
+    "retrieval",
+    ", ".join(SPLIT_FILES.values()),
+    f"The files are part of {RELEASE}, built from the ACL Anthology Network",
+    ({name: (file,) for name, file in SPLIT_FILES.items()},),
+    ("", "tsv_data", *(f"{folder}/tsv_data" for folder in RELEASE_FOLDERS)),
+)
 # The published pipelines truncate texts here before they measure the length.
 MAX_TEXT_BYTES = 10000
 _NUM_COLUMNS = 5
@@ -38,8 +46,7 @@ class Pair(NamedTuple):
 
 def find_release(data_dir: Path) -> dict[str, Path]:
     """Return the path of each split's file, or raise a MissingDataError."""
-    origin = ", built from the ACL Anthology Network"
-    return find_tables("Retrieval", SPLIT_FILES, FOLDERS, data_dir, origin)
+    return {name: paths[0] for name, paths in _RELEASE.find(data_dir).items()}
 
 
 def read_pairs(path: Path, advance: Callable[[int], None]) -> Iterator[Pair]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +13,6 @@ from torch import Tensor
 
 from datamodules.core.base import CachedDataModule
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.files import find_set, not_found
 from datamodules.core.loaders import EvaluationOrders
 from datamodules.core.order import EvaluationOrder, RotatingOrder
 from datamodules.core.sequences import (
@@ -27,31 +25,21 @@ from datamodules.core.sequences import (
 from lit_probattn.base.arguments import Count
 from lit_probattn.base.errors import DataError, require_at_least
 
-__all__ = ["RELEASE", "ArenaData", "ArenaPixels", "ArenaTokens", "PixelCollate", "find_tables"]
-__all__ += ["pixel_split", "write_images"]
+__all__ = [
+    "RELEASE",
+    "RELEASE_FOLDERS",
+    "ArenaData",
+    "ArenaPixels",
+    "ArenaTokens",
+    "PixelCollate",
+    "pixel_split",
+]
+__all__ += ["write_images"]
 
 RELEASE = (
     "the Long Range Arena release (github.com/google-research/long-range-arena, lra_release.gz)"
 )
-
-
-def find_tables(
-    title: str,
-    files: Mapping[str, str],
-    folders: Sequence[str],
-    data_dir: Path,
-    origin: str = "",
-    options: str = "",
-    otherwise: str = "",
-) -> dict[str, Path]:
-    """Return the path of each split's file in one of the folders; raises MissingDataError."""
-    found = find_set(title, (data_dir / folder for folder in folders), files)
-    if found is not None:
-        return found
-    what = f"the released files {', '.join(files.values())} are"
-    expected = f"in {data_dir} or its subfolders {', '.join(folders[1:])}"
-    origin, command = f"They are part of {RELEASE}{origin}", title.lower() + options
-    raise not_found(title, what, expected, origin, command, data_dir, otherwise)
+RELEASE_FOLDERS = ("lra_release", "lra_release/lra_release")  # of the unpacked archive
 
 
 class ArenaData(CachedDataModule):

@@ -18,7 +18,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.core.files import find_set, not_found, read_tar
+from datamodules.core.files import find_files, not_found, read_tar
 from lit_probattn.base.errors import DataError
 
 __all__ = ["NUM_CLASSES", "SIDE", "SPLIT_FILES", "Batch", "find_release", "read_release"]
@@ -47,9 +47,11 @@ _KNOWN_NAMES: dict[tuple[str, str], Any] = {
 
 def find_release(data_dir: Path) -> Path:
     """Return the folder of the six files, else the archive; raises MissingDataError."""
-    found = find_set("Image", (data_dir / FOLDER, data_dir), {name: name for name in _FILES})
+    found = find_files(
+        "Image", (data_dir / FOLDER, data_dir), ({name: (name,) for name in _FILES},)
+    )
     if found is not None:
-        return found[_FILES[0]].parent
+        return found[_FILES[0]][0].parent
     if (data_dir / ARCHIVE).is_file():
         return data_dir / ARCHIVE
     raise not_found(

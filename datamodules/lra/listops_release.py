@@ -14,19 +14,22 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.lra.arena import find_tables
+from datamodules.core.files import Release
+from datamodules.lra.arena import RELEASE, RELEASE_FOLDERS
 from datamodules.lra.listops_generator import CLOSE, FIRST_DIGIT, OPERATORS, TOKENS
 from lit_probattn.base.errors import DataError
 
 __all__ = ["SPLIT_FILES", "evaluate", "find_release", "read_split"]
 
 SPLIT_FILES = {"train": "basic_train.tsv", "val": "basic_val.tsv", "test": "basic_test.tsv"}
-FOLDERS = (
-    ".",
-    "listops-1000",
-    "listops",
-    "lra_release/listops-1000",
-    "lra_release/lra_release/listops-1000",
+_RELEASE = Release(
+    "ListOps",
+    "listops --source released",
+    ", ".join(SPLIT_FILES.values()),
+    f"The files are part of {RELEASE}",
+    ({name: (file,) for name, file in SPLIT_FILES.items()},),
+    ("", "listops-1000", "listops", *(f"{folder}/listops-1000" for folder in RELEASE_FOLDERS)),
+    otherwise=", or use --source generated",
 )
 _HEADER = b"Source\tTarget"
 _OPEN, _CLOSED = 254, 253  # codes of parentheses, distinct from token ids
@@ -36,8 +39,7 @@ _CODES |= {b"(": _OPEN, b")": _CLOSED}
 
 def find_release(data_dir: Path) -> dict[str, Path]:
     """Return the path of each split's file; raises MissingDataError."""
-    remedies = {"options": " --source released", "otherwise": ", or use --source generated"}
-    return find_tables("ListOps", SPLIT_FILES, FOLDERS, data_dir, **remedies)
+    return {name: paths[0] for name, paths in _RELEASE.find(data_dir).items()}
 
 
 def read_split(

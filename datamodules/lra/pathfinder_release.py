@@ -18,7 +18,7 @@ import numpy.typing as npt
 from PIL import Image as PilImage
 
 from datamodules.core.files import not_found
-from datamodules.lra.arena import RELEASE
+from datamodules.lra.arena import RELEASE, RELEASE_FOLDERS
 from lit_probattn.base.errors import DataError, MissingDataError
 
 __all__ = ["FOLDERS", "Entry", "find_release", "images", "list_metadata", "read_entries"]
@@ -29,7 +29,6 @@ FOLDERS = {
     "intermediate": "curv_contour_length_9",
     "hard": "curv_contour_length_14",
 }
-_PARENTS = (".", "lra_release", "lra_release/lra_release")
 _LEAST_WORDS = 4
 
 
@@ -44,7 +43,9 @@ class Entry(NamedTuple):
 def find_release(data_dir: Path, side: int, difficulty: str) -> Path:
     """Return the folder of a difficulty; raises MissingDataError."""
     name = f"pathfinder{side}"
-    candidates = [data_dir / parent / name / FOLDERS[difficulty] for parent in _PARENTS]
+    candidates = [
+        data_dir / parent / name / FOLDERS[difficulty] for parent in ("", *RELEASE_FOLDERS)
+    ]
     if data_dir.name == name:
         candidates.append(data_dir / FOLDERS[difficulty])
     for folder in candidates:
@@ -53,7 +54,7 @@ def find_release(data_dir: Path, side: int, difficulty: str) -> Path:
     raise not_found(
         "Pathfinder",
         f"the folder {name}/{FOLDERS[difficulty]} ({difficulty}) with imgs and metadata is",
-        f"at {candidates[0]} or below its {' or '.join(_PARENTS[1:])}",
+        f"at {candidates[0]} or below its {' or '.join(RELEASE_FOLDERS)}",
         f"It is part of {RELEASE}",
         f"pathfinder --difficulty {difficulty} --resolution {side}",
         data_dir,

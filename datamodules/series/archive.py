@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+from collections.abc import Iterable
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 from typing import Literal
 
-from datamodules.core.files import find_set
+from datamodules.core.files import find_files
 from lit_probattn.base.errors import DataError, MissingDataError, nearest
 
 __all__ = ["ARCHIVES", "BUNDLED", "ArchiveFiles", "ArchiveSize", "check_name", "find_archive"]
@@ -105,7 +107,7 @@ def find_archive(name: str, data_dir: Path, source: ArchiveSource) -> ArchiveFil
     if Path(name).name != name:
         raise DataError(f"name must not contain folders, received {name!r}")
     folders = [data_dir / parent / own for parent in _PARENTS for own in (name, "")]
-    found = find_set(name, folders, _files(name))
+    found = _files(name, folders)
     if found is not None:
         return ArchiveFiles(**found, version=_declared_version(found["train"].parent))
     if name not in ARCHIVES:
@@ -144,11 +146,13 @@ def _bundled(name: str) -> ArchiveFiles:
             f'pip install "lit-probattn[series]", or use source=released'
         )
     folder = Path(places[0]) / "datasets" / "data" / name
-    found = find_set(name, [folder], _files(name))
+    found = _files(name, [folder])
     if found is None:
         raise MissingDataError(f"{folder} is missing from the installed package aeon")
     return ArchiveFiles(**found, version=f"aeon {importlib.metadata.version('aeon')}")
 
 
-def _files(name: str) -> dict[str, str]:
-    return {"train": f"{name}_TRAIN.ts", "test": f"{name}_TEST.ts"}
+def _files(name: str, folders: Iterable[Path]) -> dict[str, Path] | None:
+    form = {split: (f"{escape(name)}_{split.upper()}.ts",) for split in ("train", "test")}
+    found = find_files(name, folders, (form,))
+    return found and {split: paths[0] for split, paths in found.items()}

@@ -10,10 +10,9 @@ from typing import Annotated, Any, Literal
 
 from datamodules.core.base import SPLITS, CachedDataModule, Split
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.files import expand
+from datamodules.core.files import ARCHIVES, expand, extract, is_archive
 from datamodules.core.own import AtPath, beginning, length_line, required_path
 from datamodules.core.report import compare_size
-from datamodules.text.releases import ARCHIVES, extract, is_archive
 from datamodules.text.token_batches import TokenBatches
 from datamodules.text.translation.batches import PairCollate, SentencePairs
 from datamodules.text.translation.coder import Cutter, Method, TextCoder

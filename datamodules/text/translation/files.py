@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.text.releases import shown_name
+from datamodules.core.files import shown_name
 from lit_probattn.base.errors import DataError, MissingDataError
 
 __all__ = ["CODES", "EmptyLines", "Lines", "Pair", "ParallelText", "check_pair", "find_plain"]

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from datamodules.core.base import SPLITS
 from datamodules.core.cache import CacheWriter
-from datamodules.text.releases import shown_name
+from datamodules.core.files import shown_name
 from datamodules.text.translation.batches import write_sentences
 from datamodules.text.translation.bpe import MARK, Codes, joined
 from datamodules.text.translation.coder import Cutter, Side, TextCoder

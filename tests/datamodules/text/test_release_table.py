@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from datamodules.text.releases import IWSLT14, PAIRS, SQUAD, WIKITEXT, Release, lm1b, wmt14
+from datamodules.core.files import Release
+from datamodules.text.releases import IWSLT14, PAIRS, SQUAD, WIKITEXT, lm1b, wmt14
 from lit_probattn.base.errors import MissingDataError
 
 RELEASES = [*WIKITEXT.values(), *PAIRS.values(), *SQUAD.values(), IWSLT14, wmt14("de"), lm1b(2)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from datamodules.text.releases import Release, is_archive
+from datamodules.core.files import Release, is_archive
 from datamodules.text.translation.coder import Method
 from datamodules.text.translation.data import Translation
 from datamodules.text.translation.files import Lines, Pair, ParallelText
