@@ -391,6 +391,16 @@ class OwnSamples(NewSamples, AtPath, Divided, ClassMap, CachedDataModule):
 
     # ---- new samples ---------------------------------------------------------------------------
 
+    def setup(self, stage: str | None = None) -> None:
+        """Open the splits, once; log the notes on new samples, also if their cache existed."""
+        is_first = not self.splits
+        super().setup(stage)
+        if self.trainer is not None and not self.trainer.is_global_zero:
+            return
+        if is_first and self.new_path is not None:
+            for note in self.new_facts["notes"]:
+                _log.warning("%s", note)
+
     def new_split(self, path: Path) -> tuple[Split, list[str]]:
         """Return the samples of a file, from a cache that is built if necessary, and notes."""
         _check_file(path, self.suffixes)
@@ -417,8 +427,6 @@ class OwnSamples(NewSamples, AtPath, Divided, ClassMap, CachedDataModule):
         seen = sum(fingerprint(self.key(value)) in known for value in rows.values)
         count = f"{path.name}: {seen} of {len(rows.values)} {self.what} are also in {file.name}"
         notes = [*rows.notes, *([count] if seen else ())]
-        for note in notes:
-            _log.warning("%s", note)
         targets = [numbers[label] for label in rows.labels] or [UNLABELLED] * len(rows.values)
         writer.add_facts({"notes": notes, **self.store_new(writer, "test", rows.values, targets)})
 

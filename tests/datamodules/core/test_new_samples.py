@@ -128,6 +128,15 @@ def test_samples_of_the_training_file_are_counted_in_a_note(tmp_path):
     assert "new.csv: 3 of 4 texts are also in mine.csv" in made.notes
 
 
+def test_the_note_is_given_by_every_command(tmp_path, capsys):
+    """`predict` builds the cache of the new samples that `test` reads."""
+    new = write(tmp_path / "new.csv", [*rows()[:3], ("theta", "newt")])
+    for stage in ("predict", "test"):
+        texts(tmp_path, new_path=str(new)).setup(stage)
+        told = capsys.readouterr().err
+        assert told.count("new.csv: 3 of 4 texts are also in mine.csv\n") == 1
+
+
 def test_a_report_counts_the_unknown_words_of_the_new_texts(tmp_path):
     new = write(tmp_path / "new.csv", [("theta unseen",), ("unseen",)], ["text"])
     made = texts(tmp_path, new_path=str(new))
