@@ -404,6 +404,29 @@ def test_several_gradients_at_once_are_refused_in_one_line(attend):
     assert found.shape == (2, *query.shape)
 
 
+class Wrapper(torch.Tensor):
+    """A tensor whose data are in another, like those of DTensor."""
+
+    def __new__(cls, inner):
+        return cls._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, strides=inner.stride())
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, operator, types, args=(), kwargs=None):
+        given = torch.utils._pytree.tree_map_only(cls, lambda x: x.inner, (args, kwargs or {}))
+        return torch.utils._pytree.tree_map_only(torch.Tensor, cls, operator(*given[0], **given[1]))
+
+
+@needs_library
+@pytest.mark.parametrize("attend", [softmax_attention, linear_attention])
+def test_tensors_without_memory_are_refused_in_one_line(attend):
+    query, key, value = (Wrapper(torch.randn(1, 2, 60, 4)) for _ in range(3))
+    with pytest.raises(NotImplementedError, match=r"Wrapper.*to_local.*backend='reference'"):
+        attend(query, key, value, backend="native")
+
+
 FUNCTIONS = [
     f"{kind}_{name}_{real}"
     for kind, name, real in product(

@@ -49,9 +49,19 @@ class Block(ctypes.Structure):
         self.tensors: list[Tensor] = []
 
     def put(self, name: str, tensor: Tensor) -> None:
-        """Set the address of a tensor, and its strides if C code reads them."""
+        """Set the address of a tensor, and its strides if C code reads them.
+
+        Raises:
+            NotImplementedError: the tensor has no memory, as a DTensor.
+        """
+        address = tensor.data_ptr()
+        if not address and tensor.numel():
+            raise NotImplementedError(
+                f"the C library cannot read {name}: a {type(tensor).__name__} has no memory; pass "
+                "plain tensors (of a DTensor: to_local), or use backend='reference'"
+            )
         self.tensors.append(tensor)
-        setattr(self, name, tensor.data_ptr())
+        setattr(self, name, address)
         found = getattr(self, f"{name}_strides", None)
         if found is not None:
             steps = zip(tensor.shape, tensor.stride(), strict=True)
