@@ -34,7 +34,7 @@ def without(tag: str) -> str:
     return "".join(line for line in GOOD.splitlines(True) if not line.startswith(tag))
 
 
-# By what is wrong; `test_wrong_files.py` compares the messages with the page of bad inputs.
+# By what is wrong; tests/bad_inputs compares the messages with its page.
 BAD = {
     "unknown label": GOOD + "1:2:Sideways\n",
     "missing dimension": GOOD + "1,2:Up\n",
