@@ -1,4 +1,4 @@
-"""Studies of trained models: each writes a table (CSV), a figure (PNG) and a text (Markdown).
+"""Studies of trained models: each writes a report with tables (CSV) and figures to `--out`/STUDY.
 
     lit-probattn analyse STUDY --checkpoint runs/NAME/0/checkpoints/best-00000600.ckpt \\
         --out reports/NAME

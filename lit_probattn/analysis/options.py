@@ -12,7 +12,7 @@ SPLITS = ("val", "test")
 
 def add_out(parser: argparse.ArgumentParser) -> None:
     """Add the output folder."""
-    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--out", type=Path, required=True, help="parent folder of the report")
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:

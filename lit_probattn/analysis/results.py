@@ -1,4 +1,4 @@
-"""Output of a study: a table, figures, and a text with their provenance."""
+"""Output of a study: its tables, figures and text, as a report."""
 
 from __future__ import annotations
 
@@ -10,84 +10,75 @@ import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lit_probattn.base.errors import ConfigError
-from lit_probattn.base.files import (
-    begin_output,
-    end_output,
-    refuse_to_replace,
-    replace_text,
+from lit_probattn.base.config_files import output_folder
+from lit_probattn.experiments.page import (
+    TEXT,
+    Made,
+    Page,
+    as_csv,
+    image,
+    refuse_foreign_files,
 )
-from lit_probattn.base.provenance import machine
 from lit_probattn.models.per_layer import attention_entries
-from lit_probattn.records.figures import save_figure, titled
-from lit_probattn.records.markdown import code_span, escaped, one_line
+from lit_probattn.records.figures import ReportFigure
+from lit_probattn.records.markdown import escaped, one_line
 from lit_probattn.training.trained import Trained
 
 matplotlib.use("Agg")
 
 
 class Results:
-    """Writes `<study>.csv`, `.png`, `.svg` and `.md` to one folder, created if needed.
+    """The tables and figures of a study, from which its report is written to `<out>/<study>`.
+
+    Tables are `<study>.csv` and `<study>_<part>.csv`, figures have the same names.
 
     Raises:
-        ConfigError: the folder cannot be created, or contains an unrelated file of such a name.
+        ConfigError: the folder is invalid, or contains unrelated files.
     """
 
     def __init__(self, out: Path, study: str, command: str) -> None:
-        self.out, self.study, self.command = out, study, command
-        self.figures: dict[Path, str] = {}
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"cannot create --out {out}: {error.strerror}") from error
-        files = (
-            path
-            for ending in ("csv", "png", "svg", "md")
-            for path in out.glob(f"{study}*.{ending}")
-        )
-        refuse_to_replace(files, self.path("md"))
-        begin_output(self.path("md"))
+        self.folder, self.study, self.command = out / study, study, command
+        self.tables: dict[str, str] = {}
+        self.figures: dict[str, ReportFigure] = {}
+        refuse_foreign_files(self.folder, *(path.stem for path in self.folder.glob("*.csv")))
+        output_folder(self.folder)
+
+    def _name(self, part: str) -> str:
+        return f"{self.study}{'_' + part if part else ''}"
 
     def path(self, ending: str, part: str = "") -> Path:
         """Return the path of one of the files."""
-        return self.out / f"{self.study}{'_' + part if part else ''}.{ending}"
+        return self.folder / f"{self._name(part)}.{ending}"
 
     def table(self, frame: pd.DataFrame, part: str = "", digits: int = 6) -> None:
-        """Write a CSV file."""
-        replace_text(self.path("csv", part), frame.to_csv(index=False, float_format=f"%.{digits}g"))
+        """Add a table."""
+        self.tables[self._name(part)] = as_csv(frame, digits)
 
     def figure(self, figure: Figure, claim: str, part: str = "") -> None:
-        """Write a PNG and an SVG file of at most 300 kB with command and machine as metadata.
+        """Add a figure.
 
         Args:
             figure: the figure.
             claim: its title, a finding with numbers computed from the rows.
             part: suffix of the files' names.
         """
-        note = f"{self.command} | {machine()}"
-        drawn = titled(figure, claim)
-        self.figures[save_figure(drawn, self.path("png", part), note, claim)[0]] = claim
+        self.figures[self._name(part)] = ReportFigure(claim, "", lambda: figure)
 
-    def text(self, title: str, facts: Sequence[str], body: str, appendix: str = "") -> None:
-        """Write the Markdown file: title, command, facts, body, figures, appendix.
-
-        The body is also printed.
-        """
-        figures = [f"![{escaped(claim)}]({path.name})" for path, claim in self.figures.items()]
-        lines = [
-            f"# {one_line(title)}",
-            "",
-            f"Command: {code_span(self.command)}.",
-            *map(one_line, facts),
-            machine(),
-            "",
-            body,
-            "",
-        ]
-        whole = "\n".join([*lines, *figures, "", appendix]).rstrip()
-        replace_text(self.path("md"), whole + "\n")
-        end_output(self.path("md"))
-        print(f"{body}\n\nresults: {self.path('md')}")
+    def write(self, title: str, facts: Sequence[str], body: str, appendix: str = "") -> None:
+        """Write the report: facts, body, figures, appendix. The body is also printed."""
+        claims = [f"{figure.claim}." for figure in self.figures.values()]
+        told = (line for fact in facts for line in (one_line(fact), ""))
+        shown = (line for name in self.figures for line in ("", image(name)))
+        Page(
+            kind=self.study,
+            title=title,
+            made=Made.here(self.command),
+            finding="".join(claims[:1]),
+            body=[*told, body, *shown, "", appendix],
+            tables=self.tables,
+            figures=self.figures,
+        ).write(self.folder)
+        print(f"{body}\n\nresults: {self.folder / TEXT}")
 
 
 def span(values: Iterable[float], form: str = ".3g") -> str:

@@ -19,7 +19,7 @@ from lit_probattn.training.trained import identity, open_trained
 
 
 class Study(ABC):
-    """A study writes `<name>.csv`, `<name>.png` and `<name>.md`.
+    """A study writes a report with the table `<name>.csv` and the figure `<name>`.
 
     A subclass declares `name` and `title` (heading of its text), and implements `_add_options` and
     `_compute`. The docstring of its module is the help text.
@@ -52,7 +52,7 @@ class Study(ABC):
         """
         study = cls(options)
         body = study._compute()
-        study.results.text(cls.title, study._facts(), body, study._appendix())
+        study.results.write(cls.title, study._facts(), body, study._appendix())
 
     def _facts(self) -> list[str]:
         """Return sentences to print above the text."""

@@ -170,7 +170,7 @@ class Page:
         return [
             f"![{words}]({FIGURES}/{file})",
             "",
-            f"**{claim}.** {one_line(figure.caption)} {source}",
+            " ".join(part for part in (f"**{claim}.**", one_line(figure.caption), source) if part),
         ]
 
     def summary(self) -> str:

@@ -7,8 +7,8 @@ A `RunStudy` is a study of `lit_probattn.analysis` with its flags. It is used wi
     table = spectrum.table(run, "spectrum_layers.csv")    # or Value(...).of(spectrum, run)
 
 Results are in RUNS/reproduce/studies, one folder per run, study and flags. A study is done when
-its text exists, which is written last; an interrupted one is restarted, and resumes if it stores
-rows (`rank`, `query_likelihood`).
+its `report.json` exists, which is written last; an interrupted one is restarted, and resumes if it
+stores rows (`rank`, `query_likelihood`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from lit_probattn.base.errors import ChildError, ConfigError, nearest
 from lit_probattn.base.files import digest
 from lit_probattn.base.provenance import shown_command
 from lit_probattn.compare.runs import Run
+from lit_probattn.experiments.page import DATA, FIGURES
 from lit_probattn.experiments.runner import Command, Job, Runner, Work
+from lit_probattn.records.figures import PNG
 
 MODULE = "lit_probattn.analysis"
 _DEVICES = {"gpu": "cuda", None: "auto"}
@@ -72,11 +74,11 @@ class RunStudy:
         """
         seen = (run.result() or {}).get("report")
         text = json.dumps([dict(self.flags), seen], sort_keys=True)
-        return run.folder / "studies" / run.name / f"{self.name}-{digest(text, 8)}"
+        return run.folder / "studies" / run.name / f"{self.name}-{digest(text, 8)}" / self.name
 
     def is_done(self, run: Run) -> bool:
         """Return whether the run is trained and its study finished."""
-        return run.result() is not None and (self.folder(run) / f"{self.name}.md").is_file()
+        return run.result() is not None and (self.folder(run) / DATA).is_file()
 
     def arguments(self, run: Run) -> list[str]:
         """Return the arguments of the command; for an untrained run with the expected checkpoint.
@@ -88,7 +90,7 @@ class RunStudy:
         if result is not None:
             name = Path(result["report"]["checkpoint"]).name
             checkpoint = run.folder_of(result) / "checkpoints" / name
-        words = [self.name, "--checkpoint", str(checkpoint), "--out", str(self.folder(run))]
+        words = [self.name, "--checkpoint", str(checkpoint), "--out", str(self.folder(run).parent)]
         words += ["--device", _DEVICES.get(place.accelerator, str(place.accelerator))]
         words += self.words
         folders = {"data_dir": place.data_dir, "cache_dir": place.cache_dir}
@@ -135,7 +137,7 @@ class RunStudy:
 
     def figures(self, run: Run) -> list[Path]:
         """Return the figures of a finished study."""
-        return sorted(self.folder(run).glob("*.png"))
+        return sorted((self.folder(run) / FIGURES).glob(f"*{PNG}"))
 
 
 class StudyJob(Job):
@@ -147,13 +149,13 @@ class StudyJob(Job):
     """
 
     def __init__(self, run: Run, study: RunStudy) -> None:
-        name, label = f"{run.name}-{study.folder(run).name}", f"{run.label}, {study.name}"
+        name, label = f"{run.name}-{study.folder(run).parent.name}", f"{run.label}, {study.name}"
         kind = (study.name, run.task.name, run.row.name)  # all seeds take equally long
         super().__init__(name, label, run.folder, kind=kind)
         self.run, self.study = run, study
 
     def is_done(self) -> bool:
-        """Whether the study's text file exists; it is written last."""
+        """Whether the study's report is complete."""
         return self.study.is_done(self.run)
 
     def work(self) -> Work:

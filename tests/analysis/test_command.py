@@ -20,7 +20,7 @@ from lit_probattn.analysis.recording import record
 from lit_probattn.analysis.registry import STUDIES
 from lit_probattn.analysis.studies import curves
 from lit_probattn.base.arguments import DefaultsFormatter, at_least
-from lit_probattn.base.provenance import shown_command
+from lit_probattn.base.provenance import place, shown_command
 from lit_probattn.experiments.page import read
 from lit_probattn.records.figures import MAX_BYTES
 from lit_probattn.training.trained import open_trained
@@ -60,18 +60,18 @@ def test_studies_write_table_picture_and_text(task, drawn, tmp_path, monkeypatch
     for study in studies:
         out = tmp_path / study
         more = [] if study == "priors" else ["--num_samples", "3"]
-        assert main([study, *flags(path, out), *more, *SPECIAL.get(study, [])]) == 0
+        assert main([study, *flags(path, tmp_path), *more, *SPECIAL.get(study, [])]) == 0
         assert not pd.read_csv(out / f"{study}.csv").empty
-        text = (out / f"{study}.md").read_text(encoding="utf-8")
+        text = (out / "report.md").read_text(encoding="utf-8")
         assert f"Command: `lit-probattn analyse {study}" in text
         assert "step 7" in text
         assert str(tmp_path) not in text
-        pictures = list(out.glob("*.png"))
+        pictures = list(out.glob("figures/*.png"))
         assert pictures
         assert all(0 < picture.stat().st_size <= MAX_BYTES for picture in pictures)
-        assert all(picture.name in text for picture in pictures)
+        assert all(picture.stem in text for picture in pictures)
         told = {Image.open(picture).text["Description"] for picture in pictures}
-        assert all(f"analyse {study} --checkpoint" in t and "Machine: " in t for t in told)
+        assert all(f"analyse {study} --checkpoint" in t and place() in t for t in told)
         claims = {Image.open(picture).text["Title"] for picture in pictures}
         assert all(f"![{claim}](" in text and re.search(r"\d", claim) for claim in claims)
         assert not list(out.glob("*.jsonl"))
@@ -86,17 +86,17 @@ def test_series_of_the_archive(tmp_path):
     pytest.importorskip("aeon")
     path = checkpoint(tmp_path, "series", "SoftmaxAttention")
     assert main(["head_distance", *flags(path, tmp_path / "out"), "--num_samples", "3"]) == 0
-    assert len(pd.read_csv(tmp_path / "out" / "head_distance.csv")) == 6
+    assert len(pd.read_csv(tmp_path / "out" / "head_distance/head_distance.csv")) == 6
 
 
 def test_report_puts_models_side_by_side(tmp_path):
     folder = tmp_path / "all"
     ranks = {"dense": 7, "sparse": 3}
     for name, value in ranks.items():
-        (folder / name).mkdir(parents=True)
+        (folder / name / "rank").mkdir(parents=True)
         rows = pd.DataFrame({"layer": [1, 1, 2], "relative_rank": [value / 10, value / 10, 1.0]})
-        rows.to_csv(folder / name / "rank.csv", index=False)
-        (folder / name / "rank.md").write_text("# Rank\n\nMachine: x\n\nText.\n\n![r](rank.png)\n")
+        rows.to_csv(folder / name / "rank/rank.csv", index=False)
+        (folder / name / "rank/report.md").write_text("# Rank\n\nText.\n")
     run = tmp_path / "runs" / "dense" / "0"
     run.mkdir(parents=True)
     start = {
@@ -107,13 +107,13 @@ def test_report_puts_models_side_by_side(tmp_path):
     assert main(["report", "--folder", str(folder), "--runs", str(run)]) == 0
     text = (folder / "report.md").read_text(encoding="utf-8")
     assert "- dense: `python -m lit_probattn fit --data texts`" in text
-    assert "- [sparse, rank](sparse/rank.md)" in text
+    assert "- [sparse, rank](sparse/rank/report.md)" in text
     assert read(folder)["kind"] == "studies"
     summary = pd.read_csv(folder / "summary.csv").set_index(["model", "layer"])
     assert summary.loc[("sparse", 1), "relative rank"] == 0.3
     assert summary.loc[("dense", 2), "relative rank"] == 1.0
     line = error_of(["report", "--folder", str(tmp_path / "runs")], main)
-    assert "expected MODEL/STUDY.md" in line
+    assert "expected MODEL/STUDY/report.md" in line
 
 
 @pytest.mark.usefixtures("sketches")
@@ -123,10 +123,10 @@ def test_cells_say_what_was_asked_for(tmp_path):
     out = tmp_path / "out"
     more = ["--num_samples", "4", "--max_len", "9", "--split", "test", "--batch_size", "3"]
     assert main(["rank", *flags(path, out), *more]) == 0
-    table = pd.read_csv(out / "rank.csv")
+    table = pd.read_csv(out / "rank/rank.csv")
     assert (table["num_tokens"] == 9).all()  # all sequences of this task are longer
     assert table["sample"].nunique() == 4
-    assert "test split" in (out / "rank.md").read_text(encoding="utf-8")
+    assert "test split" in (out / "rank/report.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("task", ["sequence", "pair", "picture", "squad"])
@@ -170,14 +170,14 @@ def test_curves_of_several_runs(tmp_path, monkeypatch):
     out = tmp_path / "out"
     command = ["learning_curves", "--runs", f"one={first}", str(second), "--out", str(out)]
     assert main(command) == 0
-    long = pd.read_csv(out / "learning_curves.csv")
+    long = pd.read_csv(out / "learning_curves/learning_curves.csv")
     assert set(long["run"]) == {"one", "b/1"}
     best = curves.best_values(long).set_index(["run", "metric"])
     assert best.loc[("one", "val/accuracy"), "best"] == 0.5  # larger is better
     assert best.loc[("one", "val/bleu"), "at step"] == 20
     assert best.loc[("one", "train/loss"), "at step"] == 20
     assert best.loc[("b/1", "val/loss"), "last"] == 2.3
-    assert (out / "learning_curves.png").stat().st_size > 0
+    assert (out / "learning_curves/figures/learning_curves.png").stat().st_size > 0
 
 
 @pytest.mark.parametrize("label", ["", "one", "lr=1"])
@@ -225,13 +225,13 @@ def test_no_best_value_is_chosen_of_the_test_split(tmp_path):
     columns = {"val_accuracy": [0.5, 0.4], "test_accuracy": [0.6, 0.3]}
     folder, out = write_run(tmp_path / "a/0", **columns), tmp_path / "out"
     assert main(["learning_curves", "--runs", str(folder), "--out", str(out)]) == 0
-    long = pd.read_csv(out / "learning_curves.csv")
+    long = pd.read_csv(out / "learning_curves/learning_curves.csv")
     assert set(long["metric"]) == {"val/accuracy", "test/accuracy"}  # both are drawn
     best = curves.best_values(long).set_index("metric")
     assert best.loc["val/accuracy", "best"] == 0.5
     assert best.loc["test/accuracy", ["best", "at step"]].isna().all()
     assert best.loc["test/accuracy", "last"] == 0.3
-    told = (out / "learning_curves.md").read_text(encoding="utf-8")
+    told = (out / "learning_curves/report.md").read_text(encoding="utf-8")
     assert "run.test_during_training" in told
     assert "0.6" not in told
 

@@ -39,7 +39,7 @@ def status(name: str, path: Path, out: Path, *more: str) -> int:
 
 def study(name: str, path: Path, out: Path, *more: str) -> pd.DataFrame:
     assert status(name, path, out, *more) == 0
-    return pd.read_csv(out / f"{name}.csv")
+    return pd.read_csv(out / name / f"{name}.csv")
 
 
 @pytest.mark.parametrize("true_rank", [1, 3, 7])
@@ -92,7 +92,7 @@ def test_interrupted_study_goes_on_where_it_stopped(tmp_path, monkeypatch):
 
     monkeypatch.setattr(rank, "map_rank", stops_at_fourth)
     assert status("rank", path, tmp_path / "parts", "--num_samples", "4") == 130
-    partial = tmp_path / "parts" / "rank.partial.jsonl"
+    partial = tmp_path / "parts" / "rank/rank.partial.jsonl"
     partial.write_text(partial.read_text(encoding="utf-8") + '{"layer": 1, "sam')  # half a line
     resumed = study("rank", path, tmp_path / "parts", "--num_samples", "4")
     assert len(calls) == 4 + 8 - 3
@@ -104,10 +104,10 @@ def test_interrupted_study_goes_on_where_it_stopped(tmp_path, monkeypatch):
 def test_rows_of_other_settings_are_not_taken_over(tmp_path):
     path = checkpoint(tmp_path, "sequence", "MGKAttention")
     out = tmp_path / "out"
-    out.mkdir()
+    (out / "rank").mkdir(parents=True)
     row = {"name": "x", "layer": 1, "sample": 0, "part": 0, "head": 0}
     row |= {"num_tokens": 5, "rank": -1, "relative_rank": -1.0}
-    (out / "rank.partial.jsonl").write_text('{"study": "rank"}\n' + json.dumps(row) + "\n")
+    (out / "rank/rank.partial.jsonl").write_text('{"study": "rank"}\n' + json.dumps(row) + "\n")
     table = study("rank", path, out, "--num_samples", "2")
     assert (table["rank"] > 0).all()
 
@@ -140,7 +140,7 @@ def test_a_study_with_other_flags_has_the_rows_of_its_own(
     for folder in ("out", "fresh"):
         study(name, path, tmp_path / folder, *count, *second)
     found, expected = (
-        pd.read_csv(tmp_path / folder / f"{name}{table}.csv") for folder in ("out", "fresh")
+        pd.read_csv(tmp_path / folder / name / f"{name}{table}.csv") for folder in ("out", "fresh")
     )
     pd.testing.assert_frame_equal(found, expected)
 
@@ -171,7 +171,7 @@ def test_identical_heads_of_a_model_are_at_distance_zero(tmp_path):
 def test_distances_name_the_samples_that_the_split_has(tmp_path):
     path = checkpoint(tmp_path, "pair", "SoftmaxAttention")
     study("head_distance", path, tmp_path / "out", "--num_samples", "5000")
-    text = (tmp_path / "out" / "head_distance.md").read_text(encoding="utf-8")
+    text = (tmp_path / "out" / "head_distance/report.md").read_text(encoding="utf-8")
     assert ", 6 samples of" in text
 
 
@@ -180,8 +180,8 @@ def test_distances_of_a_study_are_those_of_the_maps(tmp_path):
     flags = ("--num_samples", "4", "--save_maps")
     study("attention_maps", path, tmp_path / "maps", *flags)
     table = study("head_distance", path, tmp_path / "out", "--num_samples", "4")
-    layers = pd.read_csv(tmp_path / "out" / "head_distance_layers.csv")
-    saved = np.load(tmp_path / "maps" / "attention_maps.npz")
+    layers = pd.read_csv(tmp_path / "out" / "head_distance/head_distance_layers.csv")
+    saved = np.load(tmp_path / "maps" / "attention_maps/attention_maps.npz")
     for layer in (1, 2):
         found = [saved[k].astype(float) for k in saved if k.endswith(f"layer{layer}")]
         gaps = [[np.linalg.norm(m[h] - m[g]) for h in range(4) for g in range(h)] for m in found]
@@ -242,7 +242,7 @@ def test_maps_that_are_all_alike_need_one_component(tmp_path):
     change(path, "query_proj.weight", 0.0)
     flags = ("--length", "16", "--num_samples", "3")
     study("spectrum", path, tmp_path / "out", *flags)
-    layers = pd.read_csv(tmp_path / "out" / "spectrum_layers.csv")
+    layers = pd.read_csv(tmp_path / "out" / "spectrum/spectrum_layers.csv")
     assert (layers["components"] == 1).all()
     assert (layers["maps"] == 12).all()
     np.testing.assert_allclose(layers["top_1_share"], 1.0, rtol=1e-6)
@@ -265,7 +265,7 @@ def test_spectrum_of_layers_one_after_another_is_that_of_all_at_once(tmp_path, m
     assert seen == [2, 1, 1]
     for name in ("spectrum.csv", "spectrum_layers.csv"):
         found = [
-            (tmp_path / folder / name).read_text(encoding="utf-8")
+            (tmp_path / folder / "spectrum" / name).read_text(encoding="utf-8")
             for folder in ("at_once", "in_turn")
         ]
         assert found[0] == found[1]

@@ -111,7 +111,7 @@ def test_likelihood_study_weights_queries_alike(tmp_path):
     out = tmp_path / "out"
     flags = ["query_likelihood", "--checkpoint", str(path), "--out", str(out), "--num_samples", "5"]
     assert main([*flags, "--device", "cpu"]) == 0
-    table = pd.read_csv(out / "query_likelihood.csv")
+    table = pd.read_csv(out / "query_likelihood/query_likelihood.csv")
     assert list(table.columns[:2]) == ["layer", "head"]
     assert len(table) == 4
     rows = pd.DataFrame(
@@ -195,7 +195,7 @@ def test_priors_are_clamped_and_normalised(tmp_path):
     path = checkpoint(tmp_path, "sequence", "MGKAttention", num_heads=2)
     change(path, "core.prior.value", torch.tensor([[0.2, 0.6], [1.7, 0.25]]))
     assert main(["priors", "--checkpoint", str(path), "--out", str(tmp_path / "out")]) == 0
-    table = pd.read_csv(tmp_path / "out" / "priors.csv")
+    table = pd.read_csv(tmp_path / "out" / "priors/priors.csv")
     assert set(table["quantity"]) == {"prior"}
     first = table[table["layer"] == 1]
     np.testing.assert_allclose(first["value"], [0.2, 0.6, 1.0, 0.25], rtol=1e-5)

@@ -41,15 +41,15 @@ def study(trained, out, *more):
 def test_rows_are_the_episodes_of_the_policy(trained, tmp_path):
     """Without the data: facts and weights come from the checkpoint."""
     assert study(trained, tmp_path, "--targets", "20", "5", "--behaviour", "12") == 0
-    rows = pd.read_csv(tmp_path / "returns_episodes.csv")
+    rows = pd.read_csv(tmp_path / "returns/returns_episodes.csv")
     assert rows["target"].tolist() == [5.0] * 2 + [20.0] * 2
     assert rows["seed"].tolist() == [100, 101] * 2
     assert rows["score"].to_numpy() == pytest.approx(100 * (rows["return"] - 0.3) / 29.1, abs=1e-3)
-    table = pd.read_csv(tmp_path / "returns.csv")
+    table = pd.read_csv(tmp_path / "returns/returns.csv")
     expected = rows.groupby("target")["return"].mean().to_numpy()
     assert table["return"].to_numpy() == pytest.approx(expected, rel=1e-5)
-    assert (tmp_path / "returns.png").is_file()
-    text = (tmp_path / "returns.md").read_text(encoding="utf-8")
+    assert (tmp_path / "returns/figures/returns.png").is_file()
+    text = (tmp_path / "returns/report.md").read_text(encoding="utf-8")
     assert "The best mean return is" in text
     assert "mean return of the data, 12" in text
     assert "its scores are not comparable" in text
@@ -65,19 +65,19 @@ def test_targets_default_to_six_up_to_the_larger_of_the_data(trained, tmp_path, 
 
     monkeypatch.setattr(Returns, "_play", played)
     assert study(trained, tmp_path, "--episodes", "1") == 0
-    targets = pd.read_csv(tmp_path / "returns.csv")["target"].to_numpy()
+    targets = pd.read_csv(tmp_path / "returns/returns.csv")["target"].to_numpy()
     np.testing.assert_allclose(targets, np.linspace(0.3, 28.0, 6), rtol=1e-5)
 
 
 @pytest.mark.usefixtures("sketches")
 def test_episodes_side_by_side_stand_beside_the_same_one_by_one(trained, tmp_path):
     assert study(trained, tmp_path / "out", "--targets", "9", "--one_by_one") == 0
-    rows = pd.read_csv(tmp_path / "out/returns_one_by_one.csv")
+    rows = pd.read_csv(tmp_path / "out/returns/returns_one_by_one.csv")
     assert rows["seed"].tolist() == [100, 101]
     np.testing.assert_allclose(rows["in parallel"], rows["one at a time"], rtol=1e-5)
     assert rows["steps"].tolist() == rows["steps one at a time"].tolist()
     assert rows["largest difference between actions"].max() < 1e-9
-    text = (tmp_path / "out/returns.md").read_text(encoding="utf-8")
+    text = (tmp_path / "out/returns/report.md").read_text(encoding="utf-8")
     assert "Target 9, policy in float64" in text
     assert "Mean returns" in text
 
@@ -96,10 +96,9 @@ def test_episodes_that_end_at_different_steps_are_not_alike():
 def test_a_video_is_drawn_or_said_to_be_missing_in_one_line(trained, tmp_path, monkeypatch):
     few = ("--episodes", "1", "--video")
     assert study(trained, tmp_path / "none", "--targets", "5", *few) == 0
-    assert "\nNo video: rendering is not available" in (tmp_path / "none/returns.md").read_text(
-        encoding="utf-8"
-    )
-    assert not list((tmp_path / "none").glob("*.gif"))
+    text = (tmp_path / "none/returns/report.md").read_text(encoding="utf-8")
+    assert "\nNo video: rendering is not available" in text
+    assert not list((tmp_path / "none/returns").glob("*.gif"))
 
     class Seen(Pendulum):
         """With the toy's sizes."""
@@ -116,9 +115,9 @@ def test_a_video_is_drawn_or_said_to_be_missing_in_one_line(trained, tmp_path, m
         "lit_probattn.analysis.studies.returns.filmed_environment", lambda name: Filmed(Seen())
     )
     assert study(trained, tmp_path / "film", "--targets", "5", "9", *few) == 0
-    with Image.open(tmp_path / "film/returns.gif") as picture:
+    with Image.open(tmp_path / "film/returns/returns.gif") as picture:
         assert picture.n_frames > 1
-    assert "Target 9, seed 100: return" in (tmp_path / "film/returns.md").read_text(
+    assert "Target 9, seed 100: return" in (tmp_path / "film/returns/report.md").read_text(
         encoding="utf-8"
     )
 

@@ -49,10 +49,9 @@ def made(tmp_path_factory):
     (place / "small.yaml").write_text(text)
     words = ["--config", str(place / "small.yaml"), "--out", str(place / "rows")]
     assert profiling_main(["sweep", *words]) == 0
-    (place / "out/model").mkdir(parents=True)
-    (place / "out/model/rank.md").write_text("# A report\n")
     made = Made("a command", "a processor", "python 3", "abc1234")
     Page("study", "A report", made, "It is so.", []).write(place / "out/one")
+    Page("rank", "A report", made, "It is so.", []).write(place / "out/model/rank")
     return place
 
 
@@ -102,24 +101,33 @@ def test_what_it_wrote_itself_is_replaced(folder, door):
 
 
 def test_a_study_of_a_run_leaves_files_of_a_users(tmp_path):
-    (tmp_path / "rank_heads.csv").write_text(MINE)
+    mine = tmp_path / "rank/rank_heads.csv"
+    mine.parent.mkdir()
+    mine.write_text(MINE)
     with pytest.raises(ConfigError, match=r"rank_heads\.csv exists"):
         Results(tmp_path, "rank", "analyse rank")
-    assert (tmp_path / "rank_heads.csv").read_text(encoding="utf-8") == MINE
+    assert mine.read_text(encoding="utf-8") == MINE
 
 
-def test_a_study_that_was_interrupted_is_made_again(tmp_path):
-    """Its tables cannot say whose they are, and its text is written last."""
-    frame = pd.DataFrame({"head": [0, 1]})
-    Results(tmp_path, "rank", "analyse rank").table(frame, "heads")
-    (tmp_path / "spectrum_layers.csv").write_text(MINE)
-    with pytest.raises(ConfigError, match=r"spectrum_layers\.csv exists"):
-        Results(tmp_path, "spectrum", "analyse spectrum")
-    results = Results(tmp_path, "rank", "analyse rank")
-    results.table(frame, "heads")
-    results.text("Ranks", [], "They are low.")
-    names = {"rank.md", "rank_heads.csv", "spectrum_layers.csv"}
-    assert {path.name for path in tmp_path.iterdir()} == names
+def test_a_study_that_was_interrupted_is_made_again(tmp_path, monkeypatch):
+    """Its tables cannot say whose they are, and its data are written last."""
+
+    def written() -> None:
+        results = Results(tmp_path, "rank", "analyse rank")
+        results.table(pd.DataFrame({"head": [0, 1]}), "heads")
+        results.write("Ranks", [], "They are low.")
+
+    def full(*_, **__):
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Page, "data", full)
+        with pytest.raises(OSError, match="no space"):
+            written()
+    (tmp_path / "rank/rank_heads.csv").write_text("head\n")
+    written()
+    names = {"report.md", "report.json", "rank_heads.csv"}
+    assert {path.name for path in (tmp_path / "rank").iterdir()} == names
 
 
 def test_a_report_that_was_interrupted_is_made_again(tmp_path, monkeypatch):

@@ -133,10 +133,11 @@ def studied(study, run, mean, variance):
     """Write the results of a study of distances: two layers whose mean is that."""
     folder = study.folder(run)
     folder.mkdir(parents=True)
+    (folder / "figures").mkdir()
     layers = {"layer": [1, 2], "mean": [mean - 0.5, mean + 0.5], "variance": [variance] * 2}
     pd.DataFrame(layers).to_csv(folder / "head_distance_layers.csv", index=False)
-    (folder / "head_distance.png").write_bytes(b"a picture")
-    (folder / "head_distance.md").write_text("done")
+    (folder / "figures/head_distance.png").write_bytes(b"a picture")
+    (folder / "report.json").write_text("done")
 
 
 def report_of(tmp_path, means, options=None, name="fish_table8", seeds=(0, 1)):
@@ -210,7 +211,7 @@ def test_rows_of_one_model_read_their_own_lines_of_its_study(tmp_path):
         table = {"method": ["ovo", "ova"], "num_kept": [65, 65], "exact": [better] * 2}
         table |= {"value": [better + more, better], "difference": [more, 0.0]}
         pd.DataFrame(table).to_csv(folder / "approximate.csv", index=False)
-        (folder / "approximate.md").write_text("done")
+        (folder / "report.json").write_text("done")
     summary = report.summary.set_index(["row", "metric"])
     assert summary.loc[("aware", "error"), "mean"] == pytest.approx(24.1)
     assert summary.loc[("oblivious", "error"), "mean"] == pytest.approx(36.3, abs=0.04)
@@ -346,7 +347,7 @@ def test_a_table_trains_studies_and_reports_and_does_nothing_twice(tmp_path, cap
     assert first.count("head_distance: starts; log") == 2
     out = tmp_path / "runs/reproduce/reports/fish_table8"
     summary = pd.read_csv(out / "ratios.csv").set_index(["row", "metric"])
-    layers = list((tmp_path / "runs/reproduce/studies").glob("*softmax*/*/*_layers.csv"))
+    layers = list((tmp_path / "runs/reproduce/studies").glob("*softmax*/*/*/*_layers.csv"))
     mean = pd.read_csv(layers[0])["mean"].mean()
     assert summary.loc[("softmax_8", "mean"), "mean"] == pytest.approx(mean, rel=1e-5)
     assert len(list((out / "figures").glob("*_head_distance.png"))) == 2
@@ -354,8 +355,8 @@ def test_a_table_trains_studies_and_reports_and_does_nothing_twice(tmp_path, cap
     again = capfd.readouterr().out
     assert "starts" not in again
     assert again.count("already finished") == 2
-    begin_output(layers[0].parent / "head_distance.md")  # as after an interruption
-    (layers[0].parent / "head_distance.md").unlink()
+    begin_output(layers[0].parent / "report.md")  # as after an interruption
+    (layers[0].parent / "report.json").unlink()
     assert main(words) == 0
     assert capfd.readouterr().out.count("head_distance: starts; log") == 1
 

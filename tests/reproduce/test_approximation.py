@@ -40,7 +40,7 @@ def studied(study, run, gap):
     pd.DataFrame(local).to_csv(folder / "approximate_local.csv", index=False)
     skew = [{"layer": 1, "head": 1, "effective_support": 9.0, "top_16": 0.5}]
     pd.DataFrame(skew).to_csv(folder / "approximate_skew.csv", index=False)
-    (folder / "approximate.md").write_text("done")
+    (folder / "report.json").write_text("done")
 
 
 def report_of(tmp_path, rows, seeds=(0, 1), options=None):

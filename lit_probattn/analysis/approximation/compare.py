@@ -88,7 +88,7 @@ def read(text: str, part: str) -> pd.DataFrame:
     label, equals, folder = text.partition("=")
     if not equals:
         raise ConfigError(f"--results: expected LABEL=FOLDER, received {text!r}")
-    path = Path(folder) / f"{Approximate.name}{part}.csv"
+    path = Path(folder) / Approximate.name / f"{Approximate.name}{part}.csv"
     if not path.is_file():
         raise ConfigError(f"no {path.name} in {folder}: run `approximate --out {folder}` first")
     frame = pd.read_csv(path)

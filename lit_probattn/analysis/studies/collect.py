@@ -1,7 +1,7 @@
 """One report of a folder of studies: training commands, a table of results, links to the studies.
 
-Reads `FOLDER/MODEL/STUDY.csv` and writes `FOLDER/report.md` and `FOLDER/summary.csv`. The training
-commands are read from versions.json of --runs.
+Reads the reports `FOLDER/MODEL/STUDY` and writes `FOLDER/report.md` and `FOLDER/summary.csv`. The
+training commands are read from versions.json of --runs.
 """
 
 from __future__ import annotations
@@ -48,9 +48,11 @@ class Report(Study):
     @classmethod
     def run(cls, options: argparse.Namespace) -> None:
         """Collect the studies and write the report."""
-        texts = sorted(options.folder.glob("*/*.md"))
+        texts = sorted(options.folder.glob(f"*/*/{TEXT}"))
         if not texts:
-            raise ConfigError(f"no results in {options.folder}: expected MODEL/STUDY.md below it")
+            raise ConfigError(
+                f"no results in {options.folder}: expected MODEL/STUDY/{TEXT} below it"
+            )
         refuse_foreign_files(options.folder, "summary", flag="--folder")
         summary = pd.DataFrame(summary_rows(options.folder))
         body: list[str] = []
@@ -88,9 +90,9 @@ def summary_rows(folder: Path) -> Iterator[dict[str, Any]]:
     """Return the results of the existing studies per model and layer."""
     for model in sorted(path for path in folder.iterdir() if path.is_dir()):
         tables = {
-            name: pd.read_csv(model / f"{name}.csv")
+            name: pd.read_csv(path)
             for name in ("head_distance_layers", "spectrum_layers", "rank", "query_likelihood")
-            if (model / f"{name}.csv").is_file()
+            for path in model.glob(f"*/{name}.csv")
         }
         layers = sorted({layer for table in tables.values() for layer in table["layer"]})
         for layer in layers:
@@ -117,5 +119,5 @@ def _numbers(parts: dict[str, pd.DataFrame]) -> dict[str, Any]:
 
 def link(path: Path) -> str:
     """Return a Markdown link from the folder of all studies to the text of one."""
-    model, study = path.parent.name, path.stem
-    return f"- [{escaped(model)}, {escaped(study)}]({quote(model)}/{quote(path.name)})"
+    model, study = path.parts[-3:-1]
+    return f"- [{escaped(model)}, {escaped(study)}]({quote(model)}/{quote(study)}/{path.name})"

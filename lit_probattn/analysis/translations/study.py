@@ -81,7 +81,7 @@ class Translations(Study):
                     f"--remarks {options.remarks}: sentence {number} is not among the shown "
                     f"ones ({', '.join(map(str, shown))}); keep --seed and --num_shown"
                 )
-        kept = self.results.out / f"{self.name}_decoded"
+        kept = self.results.folder / "decoded"
         made = {run.label: decode(run, options.split, kept) for run in runs}
         bootstrap = Bootstrap(len(pairs), options.resamples, options.seed)
         rows = [Row(name, lines, pairs, bootstrap) for name, lines in made.items()]

@@ -18,8 +18,9 @@ from lit_probattn.analysis.approximation.methods import ESTIMATE
 from lit_probattn.base.files import digest
 from lit_probattn.base.provenance import shown_command
 from lit_probattn.compare.runs import Run
-from lit_probattn.experiments.page import as_csv
+from lit_probattn.experiments.page import DATA, FIGURES, as_csv
 from lit_probattn.experiments.runner import Job, Work
+from lit_probattn.records.figures import PNG
 from lit_probattn.records.markdown import code_span
 from lit_probattn.records.tables import markdown_lines
 from lit_probattn.reproduce.figures.runs import RunFigure
@@ -91,20 +92,21 @@ class ApproximationTable(RunFigure):
             return None
         text = json.dumps([str(self.study.folder(run)) for run, _ in found])
         name = f"{Compare.name}-seed{seed}-{digest(text, 8)}"
-        return found[0][0].folder / "studies" / self.table.name / name
+        return found[0][0].folder / "studies" / self.table.name / name / Compare.name
 
     def is_compared(self, seed: int) -> bool:
         """Return whether the comparison of a seed is done."""
         folder = self.compared_folder(seed)
-        return folder is not None and (folder / f"{Compare.name}.md").is_file()
+        return folder is not None and (folder / DATA).is_file()
 
     def compare_arguments(self, seed: int) -> list[str]:
         """Return the arguments of the command that compares the rows of a seed."""
         found = self._studied(seed)
         words = [Compare.name, "--results"]
-        words += [f"{run.row.name}={self.study.folder(run)}" for run, _ in found]
+        words += [f"{run.row.name}={self.study.folder(run).parent}" for run, _ in found]
         words += ["--runs", *(f"{run.row.name}={run.folder_of(result)}" for run, result in found)]
-        return [*words, "--out", str(self.compared_folder(seed))]
+        out = self.compared_folder(seed)
+        return [*words, "--out", str(out and out.parent)]
 
     # ---- reporting -----------------------------------------------------------------------------
 
@@ -188,7 +190,7 @@ class SeedJob(Job):
         self.table, self.seed = table, seed
 
     def is_done(self) -> bool:
-        """Whether the comparison's text file exists."""
+        """Whether the comparison's report is complete."""
         return self.table.is_compared(self.seed)
 
     def work(self) -> Work:
@@ -199,7 +201,7 @@ class SeedJob(Job):
 
 
 def _figures(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.png"))
+    return sorted((folder / FIGURES).glob(f"*{PNG}"))
 
 
 def _mean(values: pd.Series) -> str:

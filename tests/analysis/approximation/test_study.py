@@ -70,28 +70,29 @@ def test_study_writes_tables_pictures_and_resumes(tmp_path, capsys, monkeypatch)
 
     monkeypatch.setattr(RowStore, "add", adding)
     assert command(model, tmp_path) == 0
-    first = pd.read_csv(tmp_path / "approximate.csv")
+    first = pd.read_csv(tmp_path / "approximate/approximate.csv")
     assert set(first["method"]) == {"ovo", "ovo_reopt", "ova", "norm", "window", "orf"}
     whole = first[(first["num_kept"] == 16) & (first["method"] != "orf")]
     assert whole["difference"].abs().max() < 1e-3
     aware = first[first["method"] == "ova"].set_index("num_kept")
     assert aware["status"].to_dict() == {1: EXACT, 3: ESTIMATE, 9: EXACT, 16: EXACT}
     assert aware.loc[9, "difference"] == pytest.approx(0.0, abs=1e-4)
-    text = (tmp_path / "approximate.md").read_text(encoding="utf-8")
+    text = (tmp_path / "approximate/report.md").read_text(encoding="utf-8")
     for part in ("Carathéodory", "(≤; exact", "Command: `lit-probattn analyse"):
         assert part in text
     for name in ("approximate", "approximate_local", "approximate_local_mean"):
-        assert (tmp_path / f"{name}.png").is_file()
-    assert not (tmp_path / "approximate.partial.jsonl").exists()
+        assert (tmp_path / f"approximate/figures/{name}.png").is_file()
+    assert not (tmp_path / "approximate/approximate.partial.jsonl").exists()
     # An interrupted study: one of the rows is there, with a mark that must survive.
     keep = json.loads(first.iloc[0].to_json()) | {"value": 12345.0}
     out = tmp_path / "again"
-    out.mkdir()
-    (out / "approximate.partial.jsonl").write_text(f"{settings[0]}\n{json.dumps(keep)}\n")
+    (out / "approximate").mkdir(parents=True)
+    partial = out / "approximate/approximate.partial.jsonl"
+    partial.write_text(f"{settings[0]}\n{json.dumps(keep)}\n")
     capsys.readouterr()
     assert command(model, out, "--local_samples", "0") == 0
     assert "all ovo r=1:" not in capsys.readouterr().out
-    second = pd.read_csv(out / "approximate.csv")
+    second = pd.read_csv(out / "approximate/approximate.csv")
     assert second.loc[0, "value"] == 12345.0
     pd.testing.assert_series_equal(second["value"][1:], first["value"][1:])
 
@@ -110,7 +111,9 @@ def test_a_study_with_other_flags_has_the_rows_of_its_own(tmp_path, monkeypatch)
     other = ("--methods", "norm", "--ranks", "3", "2", "3", "--local_samples", "0")
     for folder in ("out", "fresh"):
         assert command(model, tmp_path / folder, *other) == 0
-    found, fresh = (pd.read_csv(tmp_path / x / "approximate.csv") for x in ("out", "fresh"))
+    found, fresh = (
+        pd.read_csv(tmp_path / name / "approximate/approximate.csv") for name in ("out", "fresh")
+    )
     pd.testing.assert_frame_equal(found.drop(columns="seconds"), fresh.drop(columns="seconds"))
     assert found["num_kept"].tolist() == [3, 2]
 
@@ -121,8 +124,8 @@ def test_the_text_names_the_scope_of_its_table(scope, tmp_path):
     model = checkpoint(tmp_path, "value_aware", "SoftmaxAttention", num_heads=2)
     more = ("--methods", "norm", "--local_samples", "0", "--scope", scope)
     assert command(model, tmp_path / "out", *more) == 0
-    first = pd.read_csv(tmp_path / "out/approximate.csv")["scope"].iloc[0]
-    text = (tmp_path / "out/approximate.md").read_text(encoding="utf-8")
+    first = pd.read_csv(tmp_path / "out/approximate/approximate.csv")["scope"].iloc[0]
+    text = (tmp_path / "out/approximate/report.md").read_text(encoding="utf-8")
     assert f"scope: {first}" in text
     assert "approximate.csv" in text
 
@@ -157,7 +160,7 @@ def squad_scores(task, batch):
 def test_other_tasks_have_the_metric_of_their_targets(name, scores, tmp_path):
     model = checkpoint(tmp_path, name, "SoftmaxAttention", num_heads=2)
     assert command(model, tmp_path / "out", "--methods", "ovo") == 0
-    table = pd.read_csv(tmp_path / "out/approximate.csv")
+    table = pd.read_csv(tmp_path / "out/approximate/approximate.csv")
     trained = opened(model)
     with torch.no_grad():
         (found,) = (scores(trained.task, batch) for batch in trained.batches("test", 4, rows=8))
@@ -184,7 +187,7 @@ def length_of(task, batch):
 def test_ranks_go_up_to_the_length_of_sequences(name, tmp_path):
     model = checkpoint(tmp_path, name, "SoftmaxAttention", num_heads=2)
     assert study(model, tmp_path / "out", "--num_samples", "1") == 0
-    table = pd.read_csv(tmp_path / "out/approximate.csv")
+    table = pd.read_csv(tmp_path / "out/approximate/approximate.csv")
     (batch,) = opened(model).batches("test", 1, rows=8)
     length, size = length_of(name, batch), table["value_dim"].iloc[0]
     expected = [r for r in {1, 2, 4, 8, 16, 32, 64, size, size + 1} if r <= length < 65]
@@ -197,9 +200,9 @@ def test_samples_are_those_that_the_split_has(tmp_path):
     sizes = ("--num_samples", "5000", "--solver_samples", "4000", "--local_samples", "3000")
     more = ("--methods", "ovo", "ova", "--ranks", "1", "2")
     assert study(model, tmp_path / "out", *more, *sizes) == 0
-    assert set(pd.read_csv(tmp_path / "out/approximate.csv")["samples"]) == {21}
-    text = (tmp_path / "out/approximate.md").read_text(encoding="utf-8").partition("Split")[2]
-    assert set(re.findall(r"(\d+) samples", text)) == {"21"}
+    assert set(pd.read_csv(tmp_path / "out/approximate/approximate.csv")["samples"]) == {21}
+    text = (tmp_path / "out/approximate/report.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"(\d+) samples", text.partition("Split")[2])) == {"21"}
 
 
 def test_fewer_than_no_samples_are_refused(tmp_path, capsys):
@@ -214,7 +217,7 @@ def test_scopes_and_comparison(tmp_path):
     trained_run = train(tmp_path)
     options = ("--methods", "ovo", "ova", "--local_samples", "1")
     assert command(trained_run, tmp_path / "a", *options, "--scope", "layers") == 0
-    table = pd.read_csv(tmp_path / "a/approximate.csv")
+    table = pd.read_csv(tmp_path / "a/approximate/approximate.csv")
     assert set(table["scope"]) == {"layer 1", "layer 2"}
     assert command(trained_run, tmp_path / "b", *options) == 0
     curve = str(trained_run.parents[1])
@@ -225,10 +228,10 @@ def test_scopes_and_comparison(tmp_path):
         ]
     )
     assert status == 0
-    text = (tmp_path / "c/approximate_compare.md").read_text(encoding="utf-8")
+    text = (tmp_path / "c/approximate_compare/report.md").read_text(encoding="utf-8")
     assert "| keys | a ovo | a ova | b ovo | b ova |" in text
     for part in ("", "_skew", "_curves"):
-        assert (tmp_path / f"c/approximate_compare{part}.png").is_file()
+        assert (tmp_path / f"c/approximate_compare/figures/approximate_compare{part}.png").is_file()
 
 
 @torch.no_grad()
@@ -253,12 +256,12 @@ def test_errors_of_layers_do_not_depend_on_batches(is_causal):
 
 def write_results(folder, value, **more):
     """Write the tables of `approximate` with one row each."""
-    folder.mkdir()
+    (folder / "approximate").mkdir(parents=True)
     row = {"scope": "all", "method": "ovo", "num_kept": 1, "status": EXACT, "metric": "perplexity"}
     row |= {"value": value, "exact": 2.0, "rel_error": 0.5, "layer": 1, "head": 0}
     row |= {"effective_support": 3.0, "top_16": 0.5, "samples": 64, "words": 900} | more
     for part in ("", "_skew", "_local"):
-        pd.DataFrame([row]).to_csv(folder / f"approximate{part}.csv", index=False)
+        pd.DataFrame([row]).to_csv(folder / f"approximate/approximate{part}.csv", index=False)
     return folder
 
 

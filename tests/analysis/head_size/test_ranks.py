@@ -119,17 +119,17 @@ def test_study_of_a_checkpoint(tmp_path, monkeypatch):
     options = ["--checkpoint", str(path), "--out", str(out), "--num_samples", "3"]
     options += ["--demand_samples", "2", "--split", "test"]
     assert analysis(["logit_ranks", *options]) == 0
-    table = pd.read_csv(out / "logit_ranks.csv")
+    table = pd.read_csv(out / "logit_ranks/logit_ranks.csv")
     assert len(table) == 3 * 2 * 2  # samples, layers, heads
     assert (table["rank"] <= 8).all()
     assert (table["centred_rank"] <= 8).all()
     assert (table["effective_rank"] <= 8 + 1e-6).all()
-    demand = pd.read_csv(out / "logit_ranks_demand.csv")
+    demand = pd.read_csv(out / "logit_ranks/logit_ranks_demand.csv")
     assert sorted(set(demand["rank"])) == [1, 2, 4, 8]
     whole = demand[demand["rank"] == 8]
     assert whole["value"].tolist() == pytest.approx(whole["exact"].tolist(), rel=1e-4)
-    assert (out / "logit_ranks.png").is_file()
-    assert (out / "logit_ranks_demand.png").is_file()
+    assert (out / "logit_ranks/figures/logit_ranks.png").is_file()
+    assert (out / "logit_ranks/figures/logit_ranks_demand.png").is_file()
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def written(runs, tmp_path_factory):
 
 def test_scores_are_those_of_the_test_command(runs, written):
     """Every form, to the last digit, with its signature; the other model has other scores."""
-    scores = pd.read_csv(written / "translations.csv").set_index(["form", "model"])
+    scores = pd.read_csv(written / "translations/translations.csv").set_index(["form", "model"])
     folder = runs["softmax"]
     run(["test", "--config", str(folder / "config.yaml"), "--ckpt_path", "best"])
     (result,) = folder.glob("test-*.json")
@@ -72,21 +72,21 @@ def test_scores_are_those_of_the_test_command(runs, written):
 
 
 def test_report_begins_with_copying(runs, written):
-    text = (written / "translations.md").read_text(encoding="utf-8")
+    text = (written / "translations/report.md").read_text(encoding="utf-8")
     lines = text.splitlines()
-    assert lines[5].startswith("Finding: ")
-    assert "copying the source (BLEU 0.00, detokenised)" in lines[5]
-    told = [line for line in lines[6:12] if line.startswith("- ")]
+    assert lines[7].startswith("Finding: ")
+    assert "copying the source (BLEU 0.00, detokenised)" in lines[7]
+    told = [line for line in lines[8:14] if line.startswith("- ")]
     assert [line.split(":")[0] for line in told] == ["- softmax", "- smgk"]
     assert all("copying the source is" in line for line in told)
     assert "against softmax" in told[1]
-    pictures = {path.name for path in written.glob("*.png")}
+    pictures = {path.name for path in written.glob("translations/figures/*.png")}
     assert pictures == {f"translations{part}.png" for part in ("", "_curves", "_lengths")}
-    assert all(f"]({name})" in text for name in pictures)
+    assert all(name.removesuffix(".png") in text for name in pictures)
 
 
 def test_copying_the_source_scores_no_changed_word(written):
-    scores = pd.read_csv(written / "translations.csv").set_index(["form", "model"])
+    scores = pd.read_csv(written / "translations/translations.csv").set_index(["form", "model"])
     copied = scores.loc[("detokenised", "copying the source")]
     assert copied["changed_f1"] == copied["changed_f1_high"] == 0.0
     assert (scores.loc["detokenised"].loc[list(NAMES), "changed_f1"] > 0).all()
@@ -99,7 +99,7 @@ def test_a_second_call_decodes_only_what_an_interrupted_one_left(
     """One model is complete, the other has three sentences; the report is that of one call."""
     out = tmp_path / "out"
     shutil.copytree(written, out)
-    kept = out / "translations_decoded" / "smgk.jsonl"
+    kept = out / "translations/decoded" / "smgk.jsonl"
     whole = kept.read_text(encoding="utf-8").splitlines()
     kept.write_text("".join(f"{line}\n" for line in whole[:4]))  # settings and three sentences
     counted = []
@@ -114,7 +114,7 @@ def test_a_second_call_decodes_only_what_an_interrupted_one_left(
     assert len(counted) == len(set(counted)) == 8
     assert sorted(kept.read_text(encoding="utf-8").splitlines()[1:]) == sorted(whole[1:])
     same = [
-        (folder / "translations.md").read_text(encoding="utf-8").splitlines()[4:]
+        (folder / "translations/report.md").read_text(encoding="utf-8").splitlines()[4:]
         for folder in (out, written)
     ]
     assert same[0] == same[1]
@@ -128,7 +128,7 @@ def test_remarks_stand_below_their_sentences(runs, written, tmp_path):
     remarks.write_text(f'sentence,remark\n{shown[1]},"no | verb, no end"\n')
     more = ("--resamples", "2", "--num_shown", "4", "--seed", "5", "--remarks", str(remarks))
     assert study(runs, out, *more) == 0
-    text = (out / "translations.md").read_text(encoding="utf-8")
+    text = (out / "translations/report.md").read_text(encoding="utf-8")
     parts = text.partition("## Sample translations")[2].split("Sentence ")[1:]
     assert [int(part.split()[0]) for part in parts] == shown
     assert [part.rstrip().splitlines()[-1] for part in parts] == [
@@ -163,7 +163,7 @@ def test_a_file_that_holds_no_remarks_is_refused(content, message, tmp_path):
 def test_its_figures_can_be_drawn(runs, tmp_path):
     assert study(runs, tmp_path, "--resamples", "2", "--num_shown", "0") == 0
     for part in ("", "_curves", "_lengths"):
-        assert (tmp_path / f"translations{part}.png").stat().st_size > 10_000
+        assert (tmp_path / f"translations/figures/translations{part}.png").stat().st_size > 10_000
 
 
 def test_what_is_drawn_follows_the_seed():
@@ -186,7 +186,7 @@ def test_the_mean_of_checkpoints_is_a_model_of_its_own(runs, tmp_path):
     """Its curves are those of its run."""
     mean = {"mean": runs["softmax"] / "average-2"}
     assert study(mean, tmp_path, "--resamples", "2", "--split", "val", "--num_shown", "0") == 0
-    text = (tmp_path / "translations.md").read_text(encoding="utf-8")
+    text = (tmp_path / "translations/report.md").read_text(encoding="utf-8")
     assert "sentences of the val split" in text
     assert "average-2-00000016.ckpt" in text
     assert "## Sample translations" not in text

@@ -169,7 +169,7 @@ def studied(made, rank):
         for study in made.studies.values():
             folder = study.folder(run)
             folder.mkdir(parents=True)
-            (folder / f"{study.name}.md").write_text("done")
+            (folder / "report.json").write_text("done")
         table = {"layer": [1, 1, 2], "rank": [rank[run.row.name] + run.seed, 8, 99]}
         pd.DataFrame(table).to_csv(made.studies["rank"].folder(run) / "rank.csv", index=False)
 
