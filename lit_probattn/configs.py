@@ -36,6 +36,7 @@ from lit_probattn.base.errors import ConfigError, nearest
 if TYPE_CHECKING:  # files are read without PyTorch
     from lit_probattn.attention import Attention, AttentionFactory
 
+CONFIG = "config.yaml"  # the configuration of a run, in its folder
 KEY = re.compile(r'Parser key "([^"]+)"')  # the key in an error of jsonargparse
 
 
@@ -197,13 +198,18 @@ def settings_of(content: Mapping[str, Any], above: str = "") -> Iterator[tuple[s
             yield f"{above}{key}", value
 
 
+def own_config(checkpoint: Path) -> Path:
+    """Return the path of a checkpoint's configuration, assuming that it is in a run folder."""
+    return checkpoint.resolve().parent.parent / CONFIG
+
+
 def read_config(checkpoint: Path, files: Sequence[Path] | None = None) -> dict[str, Any]:
     """Return the configuration of a run: `files` merged, or `config.yaml` of the run folder.
 
     Raises:
         ConfigError: the configuration is missing, or has no model or data.
     """
-    own = checkpoint.resolve().parent.parent / "config.yaml"
+    own = own_config(checkpoint)
     if not files and not own.is_file():
         raise ConfigError(f"configuration not found: {own}; pass --config runs/NAME/0/config.yaml")
     found = files or [own]

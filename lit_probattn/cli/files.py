@@ -11,6 +11,7 @@ from lit_probattn.base.allowed_code import take_flags
 from lit_probattn.base.config_files import KINDS, bundle_of, file_named, find, run_stem
 from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.configs import (
+    CONFIG,
     SIZES_OF_DATA,
     flatten,
     read_yaml,
@@ -301,7 +302,7 @@ def run_name(contents: dict[str, dict[str, Any]], model: Any) -> str:
 def run_folder_of(files: Iterable[str]) -> Path | None:
     """Return the run folder whose `config.yaml` is among the files."""
     for path in map(Path, files):
-        if path.name == "config.yaml" and (path.parent / "checkpoints").is_dir():
+        if path.name == CONFIG and (path.parent / "checkpoints").is_dir():
             return path.parent
     return None
 

@@ -14,7 +14,7 @@ from lit_probattn.attention import Attention, SoftmaxAttention
 from lit_probattn.attention.layer import PROJECTIONS
 from lit_probattn.base.config_files import is_there
 from lit_probattn.base.errors import ConfigError, nan_among
-from lit_probattn.configs import attention_entry, build_attention, read_yaml
+from lit_probattn.configs import attention_entry, build_attention, own_config, read_yaml
 from lit_probattn.models.per_layer import attention_entries
 from lit_probattn.training.checkpoints import save_checkpoint
 
@@ -33,11 +33,6 @@ def find_layers(state: Mapping[str, Tensor]) -> list[str]:
     if not names:
         raise ConfigError("the checkpoint has no attention layers (no *.query_proj.weight)")
     return names
-
-
-def own_config(checkpoint: Path) -> Path:
-    """Return the path of a checkpoint's config.yaml, assuming that it is in a run folder."""
-    return checkpoint.resolve().parent.parent / "config.yaml"
 
 
 def model_arguments(config: Path) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from lit_probattn.convert.transformers_names import (
     tidy,
     to_ours,
 )
-from lit_probattn.training.checkpoints import CheckpointError
+from lit_probattn.training.checkpoints import CheckpointError, in_task
 
 # Unsupported options: key of config.json, supported value, and name of the feature.
 _REQUIRED: tuple[tuple[str, Any, str], ...] = (
@@ -340,9 +340,9 @@ def import_folder(folder: Path, output: Path, labels: Sequence[str] | None = Non
         extra = {name: own.pop(name) for name in found.state if name.startswith(EXTRA_HEADS)}
     checkpoint = {
         "pytorch-lightning_version": lightning.__version__,
-        "state_dict": _in_task(own),
+        "state_dict": in_task(own),
         "hyper_parameters": found.sizes,
-        "transformers": {"config": found.config, "other_heads": _in_task(extra)},
+        "transformers": {"config": found.config, "other_heads": in_task(extra)},
     }
     if found.classes is not None:  # checked against the data's, as in a trained checkpoint
         checkpoint["TextPairs"] = {"classes": found.classes, "converted": True}
@@ -365,11 +365,6 @@ def import_folder(folder: Path, output: Path, labels: Sequence[str] | None = Non
         heads = ", ".join(sorted({name.partition(".")[0] for name in extra}))
         lines.insert(1, f"stored apart, since masked language models here lack them: {heads}")
     return lines
-
-
-def _in_task(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors with the prefix of a task's model."""
-    return {f"model.{name}": tensor for name, tensor in state.items()}
 
 
 @reports(CheckpointError, ConfigError)

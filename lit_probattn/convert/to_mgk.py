@@ -42,13 +42,13 @@ from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.base.arguments import Parser, at_least
 from lit_probattn.base.config_files import is_there
 from lit_probattn.base.errors import ConfigError, reports
+from lit_probattn.configs import own_config
 from lit_probattn.convert.files import (
     attention_file,
     check_output,
     configured_layers,
     find_layers,
     model_arguments,
-    own_config,
     put_layers,
     write,
 )

@@ -27,9 +27,13 @@ from lit_probattn.convert.files import attention_file, find_layers
 from lit_probattn.convert.from_transformers import ACTIVATIONS, first_row
 from lit_probattn.convert.transformers_files import write_model
 from lit_probattn.convert.transformers_names import FAMILIES, Family, Layout, Part, require_names
-from lit_probattn.training.checkpoints import CheckpointError, find_file, load_checkpoint
+from lit_probattn.training.checkpoints import (
+    CheckpointError,
+    find_file,
+    load_checkpoint,
+    of_model,
+)
 
-_PREFIX = "model."
 # The weight that identifies each part.
 _MARKS: dict[Part, str] = {
     "pooler": "pooler.weight",
@@ -85,7 +89,7 @@ def export_model(
     """Return config.json and the state dict of a model for transformers.
 
     Args:
-        state: state dict of the model, without the task's prefix `model.`.
+        state: state dict of the model.
         sizes: arguments of the model, as returned by `read_sizes`; shapes are read from `state`.
         config: config.json that the model was converted from, or an empty mapping.
 
@@ -163,11 +167,7 @@ def export_checkpoint(options: argparse.Namespace) -> list[str]:
     """
     path = find_file(options.checkpoint)
     checkpoint = load_checkpoint(path)
-    state = {
-        name.removeprefix(_PREFIX): tensor
-        for name, tensor in checkpoint.get("state_dict", {}).items()
-        if name.startswith(_PREFIX)
-    }
+    state = of_model(checkpoint.get("state_dict", {}))
     sizes = checkpoint.get("hyper_parameters", {})
     if "head_dim" not in sizes or "tokens.weight" not in state:
         raise ConfigError(f"{path} is not a text encoder: it has no tokens or head_dim")
@@ -184,7 +184,7 @@ def export_checkpoint(options: argparse.Namespace) -> list[str]:
     if classes and "classifier.weight" in state:
         config["id2label"] = {str(i): label for i, label in enumerate(classes)}
         config["label2id"] = {label: i for i, label in enumerate(classes)}
-    extra = {k.removeprefix(_PREFIX): v for k, v in origin.get("other_heads", {}).items()}
+    extra = of_model(origin.get("other_heads", {}))
     left_out = []
     if "next_sentence.weight" in extra and family == "bert":
         state |= extra

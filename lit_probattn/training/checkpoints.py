@@ -13,7 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, TypeVar
 
 import torch
 from lightning.fabric.plugins.io import CheckpointIO
@@ -24,6 +24,7 @@ from lit_probattn.base.errors import nan_among
 from lit_probattn.base.files import digest_of, replacing
 
 Kind = Literal["step", "best"]
+Value = TypeVar("Value")
 _NAME = re.compile(r"(step|best|average-\d+)-(\d{8})\.ckpt")
 _AVERAGE = re.compile(r"average-(\d+)")
 
@@ -48,7 +49,7 @@ _CODE = (
     r"Trying to call reduce for unrecognized function <(?:built-in )?function ([\w.]+)",
 )
 
-_MODEL = "model."  # prefix of the model's weights
+MODEL = "model."  # prefix of the model's entries in a task
 _AVERAGED_MODEL = "ema.module."  # prefix of their moving average
 
 # Keys that every checkpoint of a run contains.
@@ -390,6 +391,16 @@ class CheckedCheckpointIO(CheckpointIO):
         Path(path).unlink(missing_ok=True)
 
 
+def in_task(entries: Mapping[str, Value]) -> dict[str, Value]:
+    """Return entries of a model, such as its weights, under their names in a task."""
+    return {MODEL + name: value for name, value in entries.items()}
+
+
+def of_model(state: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the entries of a task's model, under their names in the model."""
+    return {name.removeprefix(MODEL): v for name, v in state.items() if name.startswith(MODEL)}
+
+
 def evaluated_weights(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state dict of a task in which the moving average, if any, replaces the model.
 
@@ -398,9 +409,9 @@ def evaluated_weights(state: Mapping[str, Any]) -> dict[str, Any]:
     if not any(name.startswith(_AVERAGED_MODEL) for name in state):
         return dict(state)
     return {
-        name.replace(_AVERAGED_MODEL, _MODEL, 1): value
+        name.replace(_AVERAGED_MODEL, MODEL, 1): value
         for name, value in state.items()
-        if not name.startswith(_MODEL)
+        if not name.startswith(MODEL)
     }
 
 
@@ -408,7 +419,7 @@ def export_safetensors(checkpoint: Path, output: Path) -> int:
     """Write the model's weights of a checkpoint to a safetensors file; return their number.
 
     They are the weights that evaluations use: their moving average if the run has one. Keys are
-    parameter names of the model, without the task's prefix `model.`.
+    parameter names of the model.
 
     Raises:
         CheckpointError: the output exists or cannot be written; the checkpoint is corrupt or
@@ -417,13 +428,9 @@ def export_safetensors(checkpoint: Path, output: Path) -> int:
     if output.exists() or output.is_symlink():
         raise CheckpointError(f"{output} exists: choose another name, or remove it")
     state = evaluated_weights(load_checkpoint(find_file(checkpoint)).get("state_dict", {}))
-    weights = {
-        name.removeprefix(_MODEL): tensor.clone().contiguous()
-        for name, tensor in state.items()
-        if name.startswith(_MODEL)
-    }
+    weights = {name: tensor.clone().contiguous() for name, tensor in of_model(state).items()}
     if not weights:
-        raise CheckpointError(f"checkpoint {checkpoint} contains no tensors named {_MODEL}*")
+        raise CheckpointError(f"checkpoint {checkpoint} contains no tensors named {MODEL}*")
     content = save(weights, metadata={"format": "pt"})
     try:
         with replacing(output) as file:

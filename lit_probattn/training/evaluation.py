@@ -28,12 +28,11 @@ from torch import Tensor
 
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.files import digest
-from lit_probattn.configs import flatten, read_yaml
+from lit_probattn.configs import CONFIG, flatten, read_yaml
 from lit_probattn.tasks.base import Task
 from lit_probattn.tasks.distributed import gather_objects
 from lit_probattn.training.checkpoints import is_run_checkpoint
 from lit_probattn.training.run_folder import (
-    CONFIG,
     NumBatches,
     Sources,
     config_differences,

@@ -18,15 +18,16 @@ from torch import Tensor, nn
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.files import file_digest
 from lit_probattn.training.checkpoints import (
+    MODEL,
     CheckpointError,
     evaluated_weights,
     find_file,
+    in_task,
     load_checkpoint,
 )
 
 Shapes = tuple[tuple[int, ...], tuple[int, ...]]
 
-_MODEL = "model."
 _SHOWN = 6  # names per line
 # End of a table's name -> meaning of its rows, and how to make them match.
 _TABLES = (
@@ -87,7 +88,7 @@ class Taken:
         ):
             if names:
                 more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-                shown = ", ".join(name.removeprefix(_MODEL) for name in names[:_SHOWN])
+                shown = ", ".join(name.removeprefix(MODEL) for name in names[:_SHOWN])
                 lines.append(f"  {what}: {shown}{more}")
         return lines
 
@@ -145,10 +146,9 @@ def _read(source: Path, task: nn.Module) -> tuple[dict[str, Tensor], dict[str, A
     """Return the weights of a file with the names of a task, and the whole content."""
     if source.suffix == ".safetensors":
         try:
-            weights = load_file(source)
+            return in_task(load_file(source)), {}
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"cannot read {source}: {error}") from error
-        return {f"{_MODEL}{name}": tensor for name, tensor in weights.items()}, {}
     loaded = load_checkpoint(source)
     state = loaded.get("state_dict")
     if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):

@@ -24,7 +24,7 @@ import lightning.pytorch as pl
 
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.locks import hold, release
-from lit_probattn.configs import default_argument, flatten, read_text, read_yaml
+from lit_probattn.configs import CONFIG, default_argument, flatten, read_text, read_yaml
 from lit_probattn.tasks.distributed import gather_objects
 from lit_probattn.tasks.schedules import OPEN_ENDED, lengths_of_run
 from lit_probattn.training.checkpoints import (
@@ -43,7 +43,6 @@ from lit_probattn.training.run_record import read_starts
 
 PLAN_VARIABLE = "LIT_PROBATTN_PLAN"
 LOCK = ".lock"
-CONFIG = "config.yaml"
 # Length of training, hardware and file locations: these can differ between the starts of one run.
 # All other settings define another run.
 FREE_KEYS = (
@@ -241,7 +240,7 @@ def _decode(text: str) -> RunPlan:
 
 def versions_of(root: Path, name: str) -> list[Path]:
     """Return the version folders of a name, newest first."""
-    folders = [path.parent for path in (root / name).glob("*/config.yaml")]
+    folders = [path.parent for path in (root / name).glob(f"*/{CONFIG}")]
     return sorted(folders, key=_start_time, reverse=True)
 
 
@@ -450,7 +449,7 @@ def _average(folder: Path, count: int) -> Path:
 def folder_of_checkpoint(checkpoint: Path) -> Path:
     """Return the folder for results about a checkpoint: its run folder, or else its folder."""
     parent = checkpoint.parent
-    is_run = parent.name == "checkpoints" and (parent.parent / "config.yaml").is_file()
+    is_run = parent.name == "checkpoints" and (parent.parent / CONFIG).is_file()
     return parent.parent if is_run else parent
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from lit_probattn.base.files import replace_text
 from lit_probattn.base.provenance import RUN_PACKAGES, git_state, hardware, package_versions
+from lit_probattn.configs import CONFIG
 
 FILE_NAME = "versions.json"
 # Temporary files of `replacing`: files protected by the lock, and files of evaluations.
@@ -68,7 +69,7 @@ def write_record(
     if not before and (folder / FILE_NAME).exists():
         set_aside(folder / FILE_NAME)
     _write_starts(folder, [*before, start])
-    replace_text(folder / "config.yaml", config_text)
+    replace_text(folder / CONFIG, config_text)
 
 
 def add_to_last_start(folder: Path, **values: Any) -> None:

@@ -12,7 +12,7 @@ import lightning.pytorch as pl
 import numpy as np
 import torch
 import yaml
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_probattn.attention import Attention
@@ -145,12 +145,10 @@ def open_trained(options: argparse.Namespace, *, with_data: bool = True) -> Trai
     link_sizes(config["model"], loaded.get("hyper_parameters", {}), data)
     config["model"]["init_args"].setdefault("seed", seed)
     task = instantiate(pl.LightningModule, config["model"])
-    _load_weights(task, loaded.get("state_dict", {}), checkpoint)
-    if getattr(task, "ema", None) is not None:
-        task.model = task.ema.module
+    load_weights(task, loaded.get("state_dict", {}), checkpoint)
     device = choose_device(options.device)
     step = int(loaded.get("global_step", 0))
-    return Trained(task.eval().to(device), data, config, checkpoint, step, device)
+    return Trained(task.to(device), data, config, checkpoint, step, device)
 
 
 def open_translator(options: argparse.Namespace) -> Trained:
@@ -199,7 +197,12 @@ def _pairs(texts: list[str]) -> dict[str, Any]:
     return pairs
 
 
-def _load_weights(task: nn.Module, state: dict[str, Tensor], checkpoint: Path) -> None:
+def load_weights(task: Any, state: Mapping[str, Tensor], checkpoint: Path) -> Any:
+    """Return a task with the weights of a checkpoint, as evaluations use it; see `Trained`.
+
+    Raises:
+        ConfigError: the weights do not match.
+    """
     try:
         task.load_state_dict(state)
     except RuntimeError as error:
@@ -207,6 +210,9 @@ def _load_weights(task: nn.Module, state: dict[str, Tensor], checkpoint: Path) -
         raise ConfigError(
             f"{checkpoint.name} does not match the configuration: {' '.join(lines)[:300]}"
         ) from error
+    if getattr(task, "ema", None) is not None:
+        task.model = task.ema.module
+    return task.eval()
 
 
 def choose_device(name: str) -> torch.device:

@@ -43,7 +43,14 @@ from lit_probattn.convert.prune.components import (
     pruned_entry,
 )
 from lit_probattn.convert.to_mgk import open_run
-from lit_probattn.training.checkpoints import CheckpointError, find_file, load_checkpoint
+from lit_probattn.training.checkpoints import (
+    CheckpointError,
+    find_file,
+    in_task,
+    load_checkpoint,
+    of_model,
+)
+from lit_probattn.training.trained import load_weights
 
 
 def _own_layers(found: Mapping[str, Attention]) -> dict[str, MGKAttention]:
@@ -84,8 +91,8 @@ def prune_checkpoint(options: argparse.Namespace) -> list[str]:
     layers = _own_layers(run.layers)
     entry = _entry_of(run.config["model"], layers)
     batches = list(islice(run.data.val_dataloader(), options.num_batches))
-    seen = layer_inputs(run.task, [f"model.{name}" for name in layers], batches)
-    usage = {name: component_usage(layer, seen[f"model.{name}"]) for name, layer in layers.items()}
+    seen = of_model(layer_inputs(run.task, list(in_task(layers)), batches))
+    usage = {name: component_usage(layer, seen[name]) for name, layer in layers.items()}
     indices = kept_components(layers, usage, options.threshold)
     first = next(iter(layers))
     before, after = layers[first].num_components, indices[first].shape[1]
@@ -98,8 +105,8 @@ def prune_checkpoint(options: argparse.Namespace) -> list[str]:
     fresh = prune_layers(state, layers, indices)
     config = copy.deepcopy(run.config["model"])
     config["init_args"]["attention"] = pruned_entry(entry, layers[first], indices[first])
-    new = _build(config, fresh)
-    replaced = {f"model.{name}": new.model.get_submodule(name) for name in layers}
+    new = load_weights(instantiate(pl.LightningModule, config), fresh, options.output)
+    replaced = in_task({name: new.model.get_submodule(name) for name in layers})
     compared = compare_models(run.task, replaced, batches)
     losses = compare_losses(run.task, replaced, batches)
     report = {
@@ -125,18 +132,6 @@ def _line(name: str, usage: Tensor, indices: Tensor) -> str:
         for row, kept in zip(usage.tolist(), indices.tolist(), strict=True)
     ]
     return f"{name}: usage by head, dropped in parentheses: {'; '.join(heads)}"
-
-
-def _build(config: dict[str, Any], state: Mapping[str, Tensor]) -> Any:
-    try:
-        task: Any = instantiate(pl.LightningModule, config)
-        task.load_state_dict(state)
-    except (TypeError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise ConfigError(f"cannot build the pruned model: {reason}") from error
-    if getattr(task, "ema", None) is not None:
-        task.model = task.ema.module
-    return task.eval()
 
 
 @reports(CheckpointError, ConfigError)
