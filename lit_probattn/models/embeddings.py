@@ -38,11 +38,15 @@ class SineTable(FollowingModule):
 
     def __init__(self, length: int, width: int) -> None:
         super().__init__()
-        self.register_buffer("table", sine_positions(length, width).float(), persistent=False)
+        self.register_buffer("table", self.exact(length, width).float(), persistent=False)
+
+    def exact(self, length: int, width: int) -> Tensor:
+        """Return the table in float64."""
+        return sine_positions(length, width)
 
     def after_move(self) -> None:
         """Round the table from float64 once, so that a float64 model has exact positions."""
-        self.table = sine_positions(*self.table.shape).to(self.table)
+        self.table = self.exact(*self.table.shape).to(self.table)
 
     def forward(self, positions: Tensor) -> Tensor:
         """Return the rows at `positions` (…); (…, C)."""
@@ -121,7 +125,7 @@ class TokenEmbedding(nn.Module):
         return self.dropout(x + self.positions(positions).to(x.dtype))
 
 
-class Sinusoid(FollowingModule):
+class Sinusoid(SineTable):
     """Sines, then cosines, of the position at C / 2 frequencies.
 
     Source: `reversed` is MGK's language model (ICML 2022, A.1.2, and its code): frequencies
@@ -139,39 +143,35 @@ class Sinusoid(FollowingModule):
         ValueError: embed_dim is odd or below 4.
     """
 
-    table: Tensor
-
     @checks_arguments
     def __init__(
         self, *, max_seq_len: Count, embed_dim: Count, kind: Literal["reversed", "forward"]
     ) -> None:
-        super().__init__()
         if embed_dim % 2 or embed_dim < 4:
             raise ValueError(
                 f"sinusoidal positions need an even embed_dim of at least 4, received {embed_dim}"
             )
-        self.max_seq_len, self.embed_dim, self.kind = max_seq_len, embed_dim, kind
-        self.register_buffer("table", self._exact_table().float(), persistent=False)
+        self.kind = kind
+        super().__init__(max_seq_len, embed_dim)
 
-    def after_move(self) -> None:
-        """Round the table from float64 once, so that a float64 model has exact positions."""
-        self.table = self._exact_table().to(self.table)
-
-    def _exact_table(self) -> Tensor:
-        half = self.embed_dim // 2
+    def exact(self, length: int, width: int) -> Tensor:
+        """Return the table in float64."""
+        half = width // 2
         reverse = self.kind == "reversed"
         index = torch.arange(half, dtype=torch.float64)
         frequency = _BASE ** -(index / half if reverse else index / (half - 1))
         first = 0 if reverse else _FIRST_FORWARD
-        position = torch.arange(first, first + self.max_seq_len, dtype=torch.float64)
-        angle = position[:, None] * frequency  # (max_seq_len, C / 2)
+        position = torch.arange(first, first + length, dtype=torch.float64)
+        angle = position[:, None] * frequency  # (length, C / 2)
         return torch.cat([angle.sin(), angle.cos()], -1)
 
-    def forward(self, positions: Tensor, lengths: Tensor | int) -> Tensor:
+    def forward(  # type: ignore[override]
+        self, positions: Tensor, lengths: Tensor | int
+    ) -> Tensor:
         """Return the embeddings of `positions` (…) in segments of `lengths`; (…, C).
 
         Positions count from 0 at the first token.
         """
         if self.kind == "reversed":
-            positions = (lengths - 1 - positions).clamp(0, self.max_seq_len - 1)
+            positions = (lengths - 1 - positions).clamp(0, len(self.table) - 1)
         return self.table[positions]

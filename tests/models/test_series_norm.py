@@ -172,4 +172,4 @@ def test_fixed_positions_are_exact_in_every_type():
         ],
         dtype=torch.float64,
     )
-    torch.testing.assert_close(made.positions, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(made.positions.table, expected, rtol=0, atol=1e-12)

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from lit_probattn.attention.layer import Attention, AttentionFactory
 from lit_probattn.base.arguments import Count, OnlyWith, Rate, arguments_of, checks_arguments, takes
-from lit_probattn.base.torch_internals import FollowingModule
-from lit_probattn.models.embeddings import sine_positions
+from lit_probattn.models.embeddings import SineTable
 from lit_probattn.models.per_layer import layer_factories
 from lit_probattn.models.series.norm import Norm, NormPositions, make_norm
 from lit_probattn.models.transformer import MLP, Activation, LayerCount
@@ -26,7 +25,7 @@ Positions = Literal["learnable", "fixed"]
 AttentionInit = Literal["xavier", "default"]
 
 
-class SeriesEmbedding(FollowingModule):
+class SeriesEmbedding(nn.Module):
     """Linear map of every step times √C, plus positions, then dropout.
 
     Args:
@@ -53,17 +52,12 @@ class SeriesEmbedding(FollowingModule):
         self.num_features, self.max_seq_len = num_features, max_seq_len
         self.scale = math.sqrt(embed_dim)
         self.features = nn.Linear(num_features, embed_dim)
+        self.positions: nn.Parameter | SineTable
         if positions == "learnable":
             self.positions = nn.Parameter(torch.empty(max_seq_len, embed_dim).uniform_(-0.02, 0.02))
         else:
-            table = sine_positions(max_seq_len, embed_dim).float()
-            self.register_buffer("positions", table, persistent=False)
+            self.positions = SineTable(max_seq_len, embed_dim)
         self.dropout = nn.Dropout(dropout)
-
-    def after_move(self) -> None:
-        """Round fixed positions from float64 once, so that a float64 model has exact ones."""
-        if not isinstance(self.positions, nn.Parameter):
-            self.positions = sine_positions(*self.positions.shape).to(self.positions)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Embed (B, N, F) to (B, N, C).
@@ -78,7 +72,9 @@ class SeriesEmbedding(FollowingModule):
                 f"up "
                 f"to {self.max_seq_len} steps of {self.num_features} features"
             )
-        return self.dropout(self.features(inputs) * self.scale + self.positions[:length])
+        fixed = isinstance(self.positions, SineTable)
+        rows = self.positions.table if fixed else self.positions
+        return self.dropout(self.features(inputs) * self.scale + rows[:length])
 
 
 class SeriesBlock(nn.Module):
