@@ -7,46 +7,16 @@ are removed from the batch.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from lit_probattn.base.arguments import Count, NotNegative, Options, WholeNumber
 from lit_probattn.models.decoding import Sampling, drawn_tokens, uniform_numbers
-from lit_probattn.models.encoder_decoder import EOS, PAD, DecoderState
+from lit_probattn.models.encoder_decoder import EOS, PAD, DecoderState, EncoderDecoder
 from lit_probattn.randomness import RandomKey
 
 _NEVER = float("-inf")
-
-
-class Translator(Protocol):
-    """Interface that a search requires of a model: these members of `EncoderDecoder`."""
-
-    training: bool
-    max_seq_len: int
-
-    def encode(
-        self, source: Tensor, source_mask: Tensor | None = None, rng: RandomKey | None = None
-    ) -> Tensor:
-        """Return the encoder memory, (B, S, C)."""
-        ...
-
-    def new_state(
-        self, memory: Tensor, memory_mask: Tensor | None = None, capacity: int = 0
-    ) -> DecoderState:
-        """Project the memory for decoding, with space for `capacity` tokens."""
-        ...
-
-    def decode(
-        self, inputs: Tensor, *, state: DecoderState, rng: RandomKey | None = None
-    ) -> Tensor:
-        """Return the input of the output layer for the given tokens, (B, T, C)."""
-        ...
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Return the logits of all words, (…, V)."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -140,7 +110,7 @@ class _Rows:
         """Number of rows per sentence."""
         return len(self.tokens) // len(self.sentences)
 
-    def next_scores(self, model: Translator, min_length: int) -> Tensor:
+    def next_scores(self, model: EncoderDecoder, min_length: int) -> Tensor:
         """Decode the last tokens; return the next token's log-probabilities, (b · width, V)."""
         rng = replace(self.rng, sample_ids=self.names)
         hidden = model.decode(self.tokens[:, -1:], state=self.state, rng=rng)
@@ -178,7 +148,7 @@ class _Rows:
 
 @torch.inference_mode()
 def beam_search(
-    model: Translator,
+    model: EncoderDecoder,
     source: Tensor,
     source_mask: Tensor | None = None,
     beam: Beam | None = None,
@@ -236,7 +206,7 @@ def _step(rows: _Rows, found: Tensor, beam: Beam, finished: list[list[Hypothesis
 
 
 def _start(
-    model: Translator,
+    model: EncoderDecoder,
     source: Tensor,
     source_mask: Tensor | None,
     beam: Beam,
@@ -268,7 +238,7 @@ def _start(
 
 @torch.inference_mode()
 def sample(
-    model: Translator,
+    model: EncoderDecoder,
     source: Tensor,
     source_mask: Tensor | None = None,
     sampling: Sampling | None = None,
@@ -302,7 +272,7 @@ def sample(
 
 
 def greedy(
-    model: Translator,
+    model: EncoderDecoder,
     source: Tensor,
     source_mask: Tensor | None = None,
     beam: Beam | None = None,
