@@ -142,7 +142,7 @@ def _swap(
     lost: dict[str, str] = {}
     if recipe is None:
         run = _runner(model, example)
-    with prepared(model) as state:
+    with prepared(model):
         if run is None:
             sites = sites_of_recipe(model, recipe or {})
         else:
@@ -150,7 +150,6 @@ def _swap(
         placing = plan_sites(model, sites, settings, layers, keep, lost)
         change_projections(model, placing, settings, run, recipe)
         place(model, placing)
-        state.put_back(lambda module: not hasattr(module, "cores"))
     done = report(model, placing, settings, run)
     reports = []
     for name in dict.fromkeys([*(s.name for s in sites), *placing.kept]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -46,40 +46,27 @@ from lit_probattn.interop.swap.written import AttendingInWriting
 _MODES = {"function": Attending, "written": AttendingInWriting}
 
 
-class Prepared:
-    """A model whose libraries call replaceable attention functions; changes can be undone.
-
-    transformers calls the function by its name, and timm calls PyTorch's function.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.interfaces = use_in(model)
-        self.unfused: list[Any] = []
-        for module in model.modules():
-            part: Any = module
-            if getattr(part, "fused_attn", None) is False:
-                self.unfused.append(part)
-                part.fused_attn = True
-
-    def put_back(self, kept: Callable[[nn.Module], bool] | None = None) -> None:
-        """Undo the changes of all modules, or of those for which `kept` is true."""
-        for module in self.unfused:
-            if kept is None or kept(module):
-                module.fused_attn = False
-        if kept is None:
-            for module, name in reversed(self.interfaces):
-                module.set_attn_implementation(name)
-
-
 @contextmanager
-def prepared(model: nn.Module) -> Iterator[Prepared]:
-    """Prepare a model; undo all changes after an error."""
-    state = Prepared(model)
+def prepared(model: nn.Module) -> Iterator[None]:
+    """Let a model's libraries call attention functions that can be replaced.
+
+    transformers calls the function by its name, and timm calls PyTorch's function. Modules without
+    cores are as before afterwards; after an error, the whole model is.
+    """
+    interfaces = use_in(model)
+    unfused: list[Any] = [m for m in model.modules() if getattr(m, "fused_attn", None) is False]
+    for module in unfused:
+        module.fused_attn = True
     try:
-        yield state
+        yield
     except BaseException:
-        state.put_back()
+        for module in unfused:
+            module.fused_attn = False
+        for part, name in reversed(interfaces):
+            part.set_attn_implementation(name)
         raise
+    for module in unfused:
+        module.fused_attn = hasattr(module, "cores")
 
 
 def find_sites(
