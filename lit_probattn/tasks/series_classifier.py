@@ -1,7 +1,6 @@
 """Classification of multivariate series: the UEA archive."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from typing import Any, Literal
 
 from torch import nn
@@ -65,18 +64,8 @@ class SeriesClassifier(LabelTask):
         return [module for module in self.modules() if isinstance(module, SeriesBatchNorm)]
 
     def _describe_my_window(self) -> str | None:
-        with self._alone():
+        with ExitStack() as stack:  # repeating a batch must not wait for other ranks
+            for norm in self._batch_norms():
+                stack.callback(setattr, norm, "sum_over_ranks", norm.sum_over_ranks)
+                norm.sum_over_ranks = lambda values: values
             return super()._describe_my_window()
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Restrict batch norm to this rank: repeating a batch must not wait for other ranks."""
-        norms = self._batch_norms()
-        reductions = [norm.sum_over_ranks for norm in norms]
-        for norm in norms:
-            norm.sum_over_ranks = lambda values: values
-        try:
-            yield
-        finally:
-            for norm, reduction in zip(norms, reductions, strict=True):
-                norm.sum_over_ranks = reduction

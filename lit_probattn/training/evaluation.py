@@ -13,8 +13,8 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -273,7 +273,10 @@ class TestScores(Callback):
     def _score(self, trainer: pl.Trainer, task: Task) -> None:
         most = None if self.batches == "all" else self.batches
         most = 1 if getattr(trainer, "fast_dev_run", False) else most
-        with isolate_rng(), _as_written(task):
+        eager: Any = nullcontext()
+        if task.compile_model:  # other lengths would recompile it
+            eager = torch.compiler.set_stance("force_eager")
+        with isolate_rng(), eager:
             for index, batch in enumerate(islice(self._loader, most)):
                 batch = trainer.precision_plugin.convert_input(batch)
                 batch = trainer.strategy.batch_to_device(batch)
@@ -288,11 +291,3 @@ def _checkpoints(trainer: pl.Trainer) -> list[RunCheckpoint]:
     return [callback for callback in found if isinstance(callback, RunCheckpoint)]
 
 
-@contextmanager
-def _as_written(task: Task) -> Iterator[None]:
-    """Run a compiled model in eager mode, since other lengths would recompile it."""
-    if not task.compile_model:
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
