@@ -15,8 +15,9 @@ from lit_probattn.models.heads import PairClassifierHead, PooledClassifier
 from lit_probattn.models.transformer import Transformer
 from lit_probattn.randomness import RandomKey
 
-# Arguments that are fixed in the source's encoder.
+# Arguments that are fixed in the source's encoder, or left to the attention.
 _FIXED = ("norm_first", "activation", "activation_dropout", "cross_attention", "norm_eps")
+_OF_ATTENTION = ("attention_dropout", "attention_bias")
 
 
 class Classifier(nn.Module):
@@ -37,7 +38,7 @@ class Classifier(nn.Module):
 
     @takes(
         *(Transformer, TokenEmbedding, PooledClassifier),
-        without=("init_std", "class_token", "hidden_dim", *_FIXED),
+        without=("init_std", "class_token", "hidden_dim", *_FIXED, *_OF_ATTENTION),
         dropout=0.1,
     )
     def __init__(self, **options: Any) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lit_probattn.attention.cache import Cache
-from lit_probattn.base.arguments import Count, Rate, takes
+from lit_probattn.base.arguments import Count, takes
 from lit_probattn.models.transformer import Transformer
 from lit_probattn.randomness import RandomKey
 
@@ -35,8 +34,6 @@ class DecisionTransformer(nn.Module):
         act_dim: size of an action, with entries in [−1, 1].
         max_timestep: rows of the time-step embedding; steps count from 0.
         dropout: dropout of tokens and of every branch of a block.
-        attention_dropout: dropout of attention weights, which overrides the attention's argument;
-            None keeps the attention's argument.
 
     Raises:
         ValueError: a size is below 1, or see `Transformer`.
@@ -44,12 +41,16 @@ class DecisionTransformer(nn.Module):
 
     @takes(
         Transformer,
-        without=("norm_first", "activation_dropout", "cross_attention", "norm_eps", "share_layers"),
+        without=(
+            *("norm_first", "activation_dropout", "cross_attention", "norm_eps", "share_layers"),
+            "attention_bias",
+        ),
         embed_dim=256,
         head_dim=64,
         num_layers=3,
         mlp_dim=1024,
         dropout=0.1,
+        attention_dropout=0.1,
         activation="relu",
     )
     def __init__(
@@ -58,20 +59,18 @@ class DecisionTransformer(nn.Module):
         obs_dim: Count,
         act_dim: Count,
         max_timestep: Count,
-        attention_dropout: Rate | None = 0.1,
         **stack: Any,
     ) -> None:
         super().__init__()
         embed_dim: int = stack["embed_dim"]
         self.obs_dim, self.act_dim, self.max_timestep = obs_dim, act_dim, max_timestep
-        options: Any = {} if attention_dropout is None else {"dropout": attention_dropout}
         self.returns = nn.Linear(1, embed_dim)
         self.observations = nn.Linear(obs_dim, embed_dim)
         self.actions = nn.Linear(act_dim, embed_dim)
         self.timesteps = nn.Embedding(max_timestep, embed_dim)
         self.norm = nn.LayerNorm(embed_dim)
         self.dropout = nn.Dropout(stack["dropout"])
-        self.encoder = Transformer(partial(stack.pop("attention"), **options), **stack)
+        self.encoder = Transformer(**stack)
         self.head = nn.Linear(embed_dim, act_dim)
         self._initialise()
 

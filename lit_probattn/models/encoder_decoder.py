@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -87,8 +86,6 @@ class EncoderDecoder(nn.Module):
         num_encoder_layers, num_decoder_layers: number of blocks of each side.
         dropout: dropout of embeddings and of all branches of a block.
         activation_dropout: dropout within the MLPs, after the activation.
-        attention_dropout: dropout of attention weights. None keeps the attention's argument.
-        attention_bias: whether projections have biases. None keeps the attention's argument.
         positions: `sinusoidal`, or `learned` separately by each side.
         share: which token embeddings are tied: the decoder's input and output (`decoder`), also the
             source's (`all`), or none.
@@ -105,6 +102,8 @@ class EncoderDecoder(nn.Module):
         head_dim=128,
         mlp_dim=1024,
         dropout=0.3,
+        attention_dropout=0.0,
+        attention_bias=True,
         norm_first=False,
         activation="relu",
     )
@@ -119,8 +118,6 @@ class EncoderDecoder(nn.Module):
         num_encoder_layers: LayerCount = 6,
         num_decoder_layers: LayerCount = 6,
         activation_dropout: Rate = 0.0,
-        attention_dropout: Rate | None = 0.0,
-        attention_bias: bool | None = True,
         positions: Literal["sinusoidal", "learned"] = "sinusoidal",
         share: Share = "decoder",
         **stack: Any,
@@ -132,12 +129,6 @@ class EncoderDecoder(nn.Module):
         _check(source_vocab_size, vocab_size, share)
         self.vocab_size, self.source_vocab_size = vocab_size, source_vocab_size
         self.max_seq_len, self.embed_dim = max_seq_len, embed_dim
-        given = {"bias": attention_bias, "dropout": attention_dropout}
-        options: Any = {name: value for name, value in given.items() if value is not None}
-
-        def layers(own: AttentionFactory | None) -> AttentionFactory:
-            return partial(attention if own is None else own, **options)
-
         stack["activation_dropout"] = activation_dropout
 
         def places() -> nn.Module:
@@ -150,14 +141,14 @@ class EncoderDecoder(nn.Module):
             self.source_tokens = nn.Embedding(source_vocab_size, embed_dim, padding_idx=PAD)
         self.source_positions = places()
         self.encoder = Transformer(
-            layers(encoder_attention), num_layers=num_encoder_layers, **stack
+            encoder_attention or attention, num_layers=num_encoder_layers, **stack
         )
         self.tokens = nn.Embedding(vocab_size, embed_dim, padding_idx=PAD)
         self.positions = places()
         self.decoder = Transformer(
-            layers(decoder_attention),
+            decoder_attention or attention,
             num_layers=num_decoder_layers,
-            cross_attention=layers(cross_attention),
+            cross_attention=cross_attention or attention,
             **stack,
         )
         self.output: nn.Linear | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from lit_probattn.attention.cache import Cache
 from lit_probattn.attention.layer import Attention
 from lit_probattn.attention.packing import Packing, packing_of, refuse_beside_documents
-from lit_probattn.base.arguments import Rate, arguments_of, takes
+from lit_probattn.base.arguments import arguments_of, takes
 from lit_probattn.models.adaptive_softmax import AdaptiveSoftmax, FullSoftmax
 from lit_probattn.models.embeddings import Positions, Sinusoid
 from lit_probattn.models.transformer import Transformer
@@ -42,10 +41,6 @@ class LanguageModel(nn.Module):
         positions: `reversed` or `forward` sinusoids, or `rotary` (with the attention's rotary_dim).
         output: adaptive or full softmax, tied to the token embedding.
         output_bias: whether every word has a bias.
-        attention_bias: whether attention projections have biases, which overrides the attention's
-            argument; None keeps the attention's argument.
-        attention_dropout: dropout of attention weights, which overrides the attention's argument;
-            None keeps the attention's argument.
         init: `normal`: all weight matrices and embeddings N(0, 0.02²), biases 0, norm weights
             N(1, 0.02²); `xavier`: weight matrices Xavier-uniform, biases 0, embedding N(0, 1/C). A
             variant's parameters other than projections keep their own initialisation.
@@ -62,6 +57,8 @@ class LanguageModel(nn.Module):
         num_layers=16,
         mlp_dim=2048,
         dropout=0.1,
+        attention_dropout=0.0,
+        attention_bias=False,
         norm_first=False,
         activation="relu",
     )
@@ -71,8 +68,6 @@ class LanguageModel(nn.Module):
         positions: Positions = "reversed",
         output: Output = "adaptive",
         output_bias: bool = True,
-        attention_bias: bool | None = False,
-        attention_dropout: Rate | None = 0.0,
         init: Initialisation = "normal",
         **parts: Any,
     ) -> None:
@@ -80,16 +75,12 @@ class LanguageModel(nn.Module):
         self.vocab_size: int = parts["vocab_size"]
         self.max_seq_len: int = parts["max_seq_len"]
         self.embed_dim: int = parts["embed_dim"]
-        given = {"bias": attention_bias, "dropout": attention_dropout}
-        options: Any = {name: value for name, value in given.items() if value is not None}
-        stack = arguments_of(Transformer, parts)
-        stack["attention"] = partial(parts["attention"], **options)
         self.tokens = nn.Embedding(self.vocab_size, self.embed_dim)
         self.positions: Sinusoid | None = None
         if positions != "rotary":
             self.positions = Sinusoid(**arguments_of(Sinusoid, parts), kind=positions)
         self.dropout = nn.Dropout(parts["dropout"])
-        self.encoder = self.make_encoder(**stack)
+        self.encoder = self.make_encoder(**arguments_of(Transformer, parts))
         kind = AdaptiveSoftmax if output == "adaptive" else FullSoftmax
         self.output: AdaptiveSoftmax | FullSoftmax = kind(
             bias=output_bias, **arguments_of(kind, parts)

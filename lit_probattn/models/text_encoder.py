@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from lit_probattn.attention.packing import Packing, packing_of
 from lit_probattn.base.arguments import (
     Count,
     Positive,
-    Rate,
     WholeNumber,
     arguments_of,
     checks_arguments,
@@ -79,7 +77,6 @@ class TextEncoder(nn.Module):
         vocab_size: number of token ids, V.
         dropout: dropout of embeddings and of both branches of a block.
         norm_first: pre-norm blocks with a final norm; BERT and RoBERTa are post-norm.
-        attention_dropout: dropout of attention weights. None keeps the attention's argument.
         position_init: initialisation of learned positions: `normal`, or `sinusoidal`:
             `sine_positions` with root mean square `init_std`.
         num_token_types: number of token types, such as the two sentences of a pair. 0 disables
@@ -98,18 +95,18 @@ class TextEncoder(nn.Module):
 
     @takes(
         *(Transformer, PeriodicPositions),
-        without=("cross_attention",),
+        without=("attention_bias", "cross_attention"),
         embed_dim=768,
         head_dim=64,
         num_layers=12,
         mlp_dim=3072,
+        attention_dropout=0.0,
         norm_first=False,
     )
     def __init__(
         self,
         *,
         vocab_size: Count,
-        attention_dropout: Rate | None = 0.0,
         position_init: PositionInit = "normal",
         num_token_types: WholeNumber = 0,
         init_std: Positive = 0.02,
@@ -122,17 +119,14 @@ class TextEncoder(nn.Module):
                 f"position_init sinusoidal requires an even embed_dim, received {embed_dim}"
             )
         self.position_init, self.init_std = position_init, init_std
-        options: Any = {} if attention_dropout is None else {"dropout": attention_dropout}
         self.vocab_size, self.max_seq_len = vocab_size, int(parts["max_seq_len"])
-        stack = arguments_of(Transformer, parts)
-        stack["attention"] = partial(parts["attention"], **options)
         self.num_token_types = num_token_types
         self.tokens = nn.Embedding(vocab_size, embed_dim)
         self.positions = PeriodicPositions(**arguments_of(PeriodicPositions, parts))
         self.token_types = nn.Embedding(num_token_types, embed_dim) if num_token_types else None
         self.norm = nn.LayerNorm(embed_dim, eps=parts["norm_eps"])
         self.dropout = nn.Dropout(parts["dropout"])
-        self.encoder = Transformer(**stack)
+        self.encoder = Transformer(**arguments_of(Transformer, parts))
 
     def _initialise(self) -> None:
         """Initialise all linear layers and embeddings; called by subclasses after adding heads."""

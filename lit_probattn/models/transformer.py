@@ -176,6 +176,10 @@ class Transformer(nn.Module):
         head_dim: E, size of a head; independent of embed_dim and the number of heads.
         num_layers: number of blocks.
         activation_checkpointing: recompute the blocks in backward instead of storing activations.
+        attention_dropout: dropout of attention weights, which overrides the attention's argument;
+            None keeps the attention's argument.
+        attention_bias: whether attention projections have biases, which overrides the attention's
+            argument; None keeps the attention's argument.
         cross_attention: factory of the cross-attention layers of decoder blocks.
         share_layers: share one block among all layers, stored and counted once. Analyses pool its
             applications.
@@ -196,6 +200,8 @@ class Transformer(nn.Module):
         head_dim: Count,
         num_layers: LayerCount,
         activation_checkpointing: bool = False,
+        attention_dropout: Rate | None = None,
+        attention_bias: bool | None = None,
         cross_attention: AttentionFactory | None = None,
         share_layers: bool = False,
         **options: Any,
@@ -208,8 +214,11 @@ class Transformer(nn.Module):
                 "layers: "
                 "set one attention, or share_layers=false"
             )
-        own = layer_factories(attention, num_layers)
-        cross = None if cross_attention is None else layer_factories(cross_attention, num_layers)
+        given = {"bias": attention_bias, "dropout": attention_dropout}
+        overrides: Any = {name: value for name, value in given.items() if value is not None}
+        own, cross = layer_factories(partial(attention, **overrides), num_layers), None
+        if cross_attention is not None:
+            cross = layer_factories(partial(cross_attention, **overrides), num_layers)
         # Number of applications of the stored blocks.
         self.num_rounds = num_layers if share_layers else 1
         self.blocks = nn.ModuleList(
