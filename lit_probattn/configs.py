@@ -29,7 +29,6 @@ from lit_probattn.base.config_files import (
     load_yaml,
     merge,
     names_in,
-    narrowed,
 )
 from lit_probattn.base.errors import ConfigError, nearest
 
@@ -110,7 +109,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     place = find(path)
     bundle = bundle_of(place)
     if bundle is not None:
-        content: Any = entry_of(bundle, _read_mapping(bundle, bundle, place), place)
+        content: Any = entry_of(bundle, _read_mapping(bundle, bundle), place)
     elif is_bundle(place) and place.is_file():
         held = next(iter(names_in(place)), "NAME")
         raise ConfigError(
@@ -124,14 +123,8 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def _read_mapping(place: Path, path: str | Path, entry: Path | None = None) -> dict[str, Any]:
-    """Return the content of a YAML file.
-
-    Args:
-        place: the file.
-        path: its name in error messages.
-        entry: for a bundle, the configuration in it to read.
-    """
+def _read_mapping(place: Path, path: str | Path) -> dict[str, Any]:
+    """Return the content of a YAML file, whose name in error messages is `path`."""
     if place.exists() and not place.is_file():
         kind = "a folder" if place.is_dir() else "not a regular file"
         raise ConfigError(f"{path} is {kind}; expected a YAML file")
@@ -146,8 +139,6 @@ def _read_mapping(place: Path, path: str | Path, entry: Path | None = None) -> d
         if size > _MOST_BYTES:
             raise ConfigError(f"{path} has {size:,} bytes, expected at most {_MOST_BYTES:,}")
         text = place.read_text(encoding="utf-8")
-        if entry is not None:
-            text = narrowed(place, text, entry)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -43,8 +43,6 @@ _PACKAGE = Path(__file__).parents[1]
 _BUNDLE = ".bundle.yaml"
 _MOST_LEVELS = 3000  # of YAML that the loader in C takes
 _KEY = re.compile(r"^([\w./-]+):", re.MULTILINE)
-_ANCHOR, _ALIAS = re.compile(r"&(\w+)"), re.compile(r"\*(\w+)")
-_BASED = re.compile(r"\bbase:\s*([\w./-]+)")
 _UNDER, _SHARED, _BASE = "under", "shared", "base"
 _DEEPEST = 3  # a bundle is at most this many folders above its files
 
@@ -248,40 +246,12 @@ def _name_in(bundle: Path, path: Path) -> str:
     return path.relative_to(bundle.parent).with_suffix("").as_posix()
 
 
-def narrowed(bundle: Path, text: str, path: Path) -> str:
-    """Return a bundle's text with the lines of other entries removed, which is faster to parse.
-
-    Base entries and referenced anchors are kept.
-
-    Args:
-        bundle: path returned by `bundle_of`.
-        text: content of the bundle.
-        path: the file.
-    """
-    lines = text.splitlines()
-    starts = [number for number, line in enumerate(lines) if _KEY.match(line)]
-    names = [lines[number].partition(":")[0] for number in starts]
-    blocks = [lines[a:b] for a, b in zip(starts, [*starts[1:], None], strict=True)]
-    anchors = [set(_ANCHOR.findall("\n".join(block))) for block in blocks]
-    wanted: set[int] = set()
-    todo = [n for n, name in enumerate(names) if name in (_UNDER, _name_in(bundle, path))]
-    while todo:
-        wanted.add(number := todo.pop())
-        written = "\n".join(blocks[number])
-        found = {names.index(base) for base in _BASED.findall(written) if base in names}
-        for alias in {*_ALIAS.findall(written)} - anchors[number]:
-            found |= {max((n for n in range(number) if alias in anchors[n]), default=number)}
-        todo += found - wanted
-    kept = {starts[n] + offset for n in wanted for offset in range(len(blocks[n]))}
-    return "\n".join(line if number in kept else "" for number, line in enumerate(lines))
-
-
 def entry_of(bundle: Path, content: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Return the content of a file in a bundle.
 
     Args:
         bundle: path returned by `bundle_of`.
-        content: content of the bundle, at least the lines of this file (`narrowed`).
+        content: content of the bundle.
         path: the file.
 
     Raises:

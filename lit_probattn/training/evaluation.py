@@ -289,5 +289,3 @@ class TestScores(Callback):
 def _checkpoints(trainer: pl.Trainer) -> list[RunCheckpoint]:
     found: list[Any] = getattr(trainer, "callbacks", [])
     return [callback for callback in found if isinstance(callback, RunCheckpoint)]
-
-

@@ -14,7 +14,6 @@ from lit_probattn.base import config_files
 from lit_probattn.base.config_files import (
     KINDS,
     comment_of,
-    entry_of,
     file_named,
     files_in,
     find,
@@ -22,8 +21,6 @@ from lit_probattn.base.config_files import (
     is_there,
     load_yaml,
     named_files,
-    names_in,
-    narrowed,
     run_stem,
 )
 from lit_probattn.base.errors import ConfigError
@@ -260,16 +257,6 @@ def test_a_file_stands_in_one_place(folders):
     write(first, "trainer/other.bundle.yaml", "two: {}\n")
     with pytest.raises(ConfigError, match=r"yaml: in .*mine\.b.* and in .*other\.b.*; keep one"):
         read_yaml("trainer/two.yaml")
-
-
-@pytest.mark.parametrize("bundle", sorted(CONFIGS.rglob("*.bundle.yaml")), ids=lambda p: p.name)
-def test_a_shipped_bundle_reads_the_same_whole_and_entry_by_entry(bundle):
-    text = bundle.read_text(encoding="utf-8")
-    whole = load_yaml(text)  # refuses an anchor that stands there twice
-    for name in names_in(bundle):
-        path = bundle.parent / f"{name}.yaml"
-        part = load_yaml(narrowed(bundle, text, path))
-        assert entry_of(bundle, part, path) == entry_of(bundle, whole, path)
 
 
 # ---- what reads them ---------------------------------------------------------------------------
