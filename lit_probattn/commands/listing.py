@@ -28,7 +28,6 @@ from lit_probattn.base.config_files import (
     files_in,
     load_yaml,
     named_files,
-    narrowed,
 )
 from lit_probattn.base.errors import ConfigError, nearest, reports
 
@@ -79,7 +78,6 @@ def _content(path: Path) -> dict[str, Any]:
     place = bundle or path
     try:
         text = place.read_text(encoding="utf-8")
-        text = narrowed(bundle, text, path) if bundle else text
         content = load_yaml(text)
     except RecursionError as error:
         raise ConfigError(f"{place}: too deeply nested") from error
