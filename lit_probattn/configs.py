@@ -463,7 +463,7 @@ def types_of(cls: type) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for constructor in constructors(cls):
         with contextlib.suppress(NameError, TypeError):
-            found = {**typing.get_type_hints(constructor), **found}
+            found = {**typing.get_type_hints(constructor, include_extras=True), **found}
     return found
 
 

@@ -39,7 +39,7 @@ from lit_probattn.cli.files import (
 )
 from lit_probattn.cli.jsonargparse_internals import failure_of_link
 from lit_probattn.cli.loggers import PendingLogger, pending, with_folder
-from lit_probattn.cli.parser import Instantiator, RunParser, reject_more_arguments, reject_nulls
+from lit_probattn.cli.parser import Instantiator, RunParser, check_values, reject_more_arguments
 from lit_probattn.configs import (
     SIZES_OF_DATA,
     SIZES_OF_SOME_DATA,
@@ -161,7 +161,7 @@ class RunCLI(BareCLI):
             self.config = parser.parse_args(args)
         command = self.config.get("subcommand")
         if command is not None:
-            reject_nulls(self.config[command], {"run": RunSettings}, SIZES_OF_DATA)
+            check_values(self.config[command], {"run": RunSettings}, SIZES_OF_DATA)
             reject_more_arguments(self.config[command])
             if self.config[command].get("ckpt_path") == "":
                 raise ConfigError("--ckpt_path is empty: pass best, last, auto or a path")

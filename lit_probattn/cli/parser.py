@@ -1,12 +1,12 @@
 """Argument parser of the command line: unabbreviated flags, one-line errors.
 
-`null` for a required value is an error, although jsonargparse accepts it for any type.
+`null` for a required value and a number outside of its `Range` are errors, although jsonargparse
+accepts them.
 """
 
 from __future__ import annotations
 
 import inspect
-import types
 import typing
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Collection, Iterator
@@ -17,6 +17,7 @@ import yaml
 from jsonargparse import DefaultHelpFormatter, get_loader, set_loader
 from lightning.pytorch.cli import LightningArgumentParser
 
+from lit_probattn.base.arguments import Range, check_argument, parts_of
 from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.cli.errors import ConstructionError
 from lit_probattn.cli.files import NAMED
@@ -117,8 +118,8 @@ def _require_sizes(class_type: type, links: dict[str, Any]) -> None:
             )
 
 
-def reject_nulls(config: Any, known: dict[str, type], linked: Collection[str]) -> None:
-    """Raise for null in a key whose type does not allow it.
+def check_values(config: Any, known: dict[str, type], linked: Collection[str]) -> None:
+    """Check the values that the library accepts although their types exclude them.
 
     Args:
         config: the configuration of a command, a namespace.
@@ -126,7 +127,8 @@ def reject_nulls(config: Any, known: dict[str, type], linked: Collection[str]) -
         linked: arguments of the model that are set later.
 
     Raises:
-        ConfigError: a key is null although its type does not allow it.
+        ConfigError: a key is null although its type does not allow it, or a number is outside of
+            the `Range` of its type.
     """
     for key, own in known.items():
         _check(config.get(key), types_of(own), key)
@@ -163,6 +165,8 @@ def _check(part: Any, expected: dict[str, Any], path: str) -> None:
         if value is None and name in expected and not _allows_none(expected[name]):
             kind = getattr(expected[name], "__name__", expected[name])
             raise ConfigError(f"{path}.{name}: expected {kind}, received null")
+        if any(isinstance(note, Range) for note in parts_of(expected.get(name))[1]):
+            check_argument(f"{path}.{name}", value, expected[name])
 
 
 def _classes(part: Any, path: str) -> Iterator[tuple[str, str, Any]]:
@@ -187,12 +191,12 @@ def _import(class_path: str) -> type | None:
 
 
 def _allows_none(kind: Any) -> bool:
-    origin = typing.get_origin(kind)
-    if origin in (typing.Union, types.UnionType):
-        return any(_allows_none(part) for part in typing.get_args(kind))
-    if origin is typing.Literal:
-        return None in typing.get_args(kind)
-    return kind in (None, type(None), Any, object) or isinstance(kind, typing.TypeVar)
+    return any(
+        None in typing.get_args(part)
+        if typing.get_origin(part) is typing.Literal
+        else part in (None, type(None), Any, object) or isinstance(part, typing.TypeVar)
+        for part in parts_of(kind)[0]
+    )
 
 
 _load_yaml = get_loader("yaml")

@@ -33,7 +33,7 @@ WRONG = [
     ([f"--{ATTENTION}.dict_kwargs", "{foo: 1}"], "for lit_prob.* backend, bias, dropout, "),
     (["--run", "null"], "^error: run: expected a mapping, received 'null'$"),
     (["--model.init_args.schedule", "onecycle"], "schedule: expected one of 'one_cycle'"),
-    ([f"--{ATTENTION}.init_args.num_heads", "0"], f"{ATTENTION}.init_args: num_heads must be"),
+    ([f"--{ATTENTION}.init_args.num_heads", "0"], f"{ATTENTION}.init_args.num_heads must be"),
     (["--run.keep_checkpoints", "1"], "run.keep_checkpoints must be at least 2, received 1"),
     (
         ["--trainer.accumulate_grad_batches", "3", "--trainer.val_check_interval", "9"],
