@@ -408,7 +408,9 @@ class Wrapper(torch.Tensor):
     """A tensor whose data are in another, like those of DTensor."""
 
     def __new__(cls, inner):
-        return cls._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, strides=inner.stride())
+        return cls._make_wrapper_subclass(
+            cls, inner.shape, dtype=inner.dtype, strides=inner.stride()
+        )
 
     def __init__(self, inner):
         self.inner = inner
