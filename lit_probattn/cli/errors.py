@@ -178,7 +178,8 @@ def exit_status(run: Callable[[], object]) -> int:
 
     Returns:
         0; 2 for a user error; 1 for a non-finite loss or a failed rank;
-        128 + signal for a run that received a stop signal and saved a checkpoint.
+        128 + signal for a run that received a stop signal and saved a checkpoint, and after
+        Ctrl-C.
     """
     try:
         with worker_deaths_outside_locks():
@@ -189,7 +190,10 @@ def exit_status(run: Callable[[], object]) -> int:
             if stopped.number == getattr(signal, "SIGUSR1", None):
                 print(requeue(), flush=True)
         return stopped.status
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as stop:
+        # After Ctrl-C in an evaluation, Lightning exits with status 1.
+        if isinstance(stop, SystemExit) and not isinstance(stop.__context__, KeyboardInterrupt):
+            raise
         print_error_line("stopped by SIGINT")
         return 128 + int(signal.SIGINT)
     except (Exception, ConstructionError) as error:

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from lit_probattn.cli.app import RunCLI, main
+from lit_probattn.tasks import SequenceClassifier
 from lit_probattn.training.checkpoints import list_checkpoints
 from lit_probattn.training.run_folder import config_differences
 from lit_probattn.training.run_record import read_starts
@@ -188,6 +189,18 @@ def test_test_writes_results_of_the_best_checkpoint(trained, capsys):
     shown = "is not above chance: always predicting the most frequent label gives" in text
     assert shown is not report["above_chance"]
     assert report["test/accuracy"] == pytest.approx(accuracy)
+
+
+@pytest.mark.parametrize("command", mostly_slow(["validate", "test", "predict"], ["test"]))
+def test_ctrl_c_in_an_evaluation(command, trained, monkeypatch, capsys):
+    """Lightning catches it and exits with status 1."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SequenceClassifier, "transfer_batch_to_device", interrupt)
+    assert main(arguments(command, trained, *SHORT, "--ckpt_path", "best")) == 130
+    assert capsys.readouterr().err.endswith("error: stopped by SIGINT\n")
 
 
 def test_weights_of_another_model_are_refused(trained):
