@@ -181,15 +181,18 @@ def _metrics(config: str, names: Sequence[str]) -> dict[str, Metric]:
     content = compose([config], {})
     monitor = setting(content, "run.monitor") or "val/accuracy"
     first = monitor.removeprefix("val/")
+    if first.startswith("ppl_"):  # the test split can have another scoring mode
+        first = "ppl_*"
     found = {}
     for given in names or [first]:
-        name = given.removeprefix("test/")
+        key = given.removeprefix("test/")
+        name = key.removesuffix("_*")
         percent = name.startswith("accuracy")
         unit = "%" if percent else "nats" if name.endswith("loss") else "as logged"
         found[name] = Metric(
             name,
             "test",
-            f"test/{name}",
+            f"test/{key}",
             ("", ""),
             unit,
             100 if percent else 1,

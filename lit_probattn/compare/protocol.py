@@ -231,7 +231,7 @@ def refuse_unlogged_metrics(task: TaskEntry, config: Mapping[str, Any]) -> None:
             continue
         if not known or metric.command not in ("test", "validate"):
             continue
-        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in known):
+        if not any(fnmatch.fnmatchcase(*pair) for p in known for pair in ((name, p), (p, name))):
             raise ConfigError(
                 f"{task.name}: {cls.__name__} does not log {split}/{name}{nearest(name, known)}; "
                 f"scores: {', '.join(known)}"

@@ -131,11 +131,12 @@ def read_result(
 def _measured(metrics: Iterable[Metric], result: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics that the report or the counts contain."""
     places = {"count": result, "test": result["report"], "validate": result["report"]}
-    return {
-        metric.name: metric.value(places[metric.command])
-        for metric in metrics
-        if isinstance(places.get(metric.command, {}).get(metric.key), int | float)
-    }
+    found = {}
+    for metric in metrics:
+        place = places.get(metric.command, {})
+        if isinstance(place.get(metric.key_in(place)), int | float):
+            found[metric.name] = metric.value(place)
+    return found
 
 
 def _check_values(metrics: Iterable[Metric], values: Mapping[str, float]) -> None:

@@ -102,7 +102,7 @@ def run_work(run: Run, facts: Facts) -> Generator[Command, int, dict[str, Any]]:
     """Yield the commands of a run one by one; return its result.
 
     Raises:
-        ChildError: the exit status of a command is not 0.
+        ChildError: the exit status of a command is not 0, or its report lacks a metric.
     """
     begin, seconds = time.perf_counter(), None
     if resumed_step(run) != run.max_steps:  # otherwise it was killed after its last step
@@ -117,6 +117,14 @@ def run_work(run: Run, facts: Facts) -> Generator[Command, int, dict[str, Any]]:
         yield from _command(run, run.evaluate_arguments(command, settings, version))
         path = max(version.glob(f"{command}-*.json"), key=lambda p: p.stat().st_mtime)
         report = json.loads(path.read_text())
+        lacking = [m.key for m in metrics if m.key and m.key_in(report) not in report]
+        if lacking:
+            scores = ", ".join(key for key in report if "/" in key)
+            raise ChildError(
+                f"`{command}` reports no {', '.join(lacking)}; scores: {scores}; rerun with one of "
+                "these as metric: the trained model is kept",
+                again=False,
+            )
         values |= {m.name: m.value(report) for m in metrics}
     counted = dict(facts(run))
     every = run.task.metrics.values()

@@ -31,7 +31,8 @@ class Metric:
     Args:
         command: `test` or `validate`, whose report contains `key`; `count` for counts of the model;
             `study` for results of a study of the trained run.
-        key: name in the command's report, or `parameters` or `macs`.
+        key: name in the command's report, or `parameters` or `macs`; a pattern, such as
+            `test/ppl_*`, is the only name that it matches.
         scale: factor from the report to the printed unit.
         flags: settings of the command.
         printed: metric and split in published.csv.
@@ -51,7 +52,12 @@ class Metric:
         Raises:
             KeyError: the report does not contain it.
         """
-        return self.scale * float(report[self.key])
+        return self.scale * float(report[self.key_in(report)])
+
+    def key_in(self, report: Mapping[str, Any]) -> str:
+        """Return the name in a report; the key if the report has no or several such names."""
+        found = fnmatch.filter(report, self.key)
+        return found[0] if len(found) == 1 else self.key
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from lit_probattn.__main__ import main
 from lit_probattn.compare.flags import flags, parse_settings
 from lit_probattn.compare.model import counts
 from lit_probattn.compare.own import make_table, read_row
-from lit_probattn.compare.protocol import ATTENTION, differing
+from lit_probattn.compare.protocol import ATTENTION, differing, refuse_unlogged_metrics
+from lit_probattn.configs import compose
 from lit_probattn.records.figures import readable
 from tests.compare.tiny import program, run_here
 from tests.support.helpers import error_of
@@ -103,8 +104,9 @@ def test_only_selects_tasks_and_rows_by_patterns():
 def test_a_language_model_is_compared_by_what_selects_its_checkpoints():
     (task,) = make_table(["wikitext103_small"], ["softmax"]).tasks.values()
     (metric,) = task.metrics.values()
-    assert metric.key.startswith("test/ppl_")
-    assert metric.scale == 1
+    assert metric.name == "ppl"
+    assert metric.value({"test/tokens_sliding": 3, "test/ppl_sliding": 7.5}) == 7.5
+    refuse_unlogged_metrics(task, compose([task.config], {}))
     (task,) = make_table(["wikitext103_small"], ["softmax"], ["test/loss"]).tasks.values()
     assert [(m.key, m.unit) for m in task.metrics.values()] == [("test/loss", "nats")]
 

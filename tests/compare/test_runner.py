@@ -22,7 +22,7 @@ from lit_probattn.compare.protocol import Options, differences, overrides
 from lit_probattn.compare.report import Report
 from lit_probattn.compare.runner import RunJob, run_all
 from lit_probattn.compare.runs import Run
-from lit_probattn.compare.tables import read_table
+from lit_probattn.compare.tables import Metric, read_table
 from lit_probattn.configs import read_yaml
 from lit_probattn.experiments import runner as jobs
 from lit_probattn.experiments.launch import child_environment
@@ -301,6 +301,17 @@ def test_missing_data_are_listed_with_the_remedy_and_the_rest_runs(tmp_path, cap
     assert "new_aan_pairs.train.tsv" in line
     assert "lit-probattn data prepare retrieval" in line
     assert "2 of 3 runs finished (2 new); 0 failed, 0 in other processes, 1 tasks" in printed.out
+
+
+def test_a_metric_that_no_report_has_is_one_line_after_one_attempt(tmp_path, monkeypatch):
+    run_here(monkeypatch)
+    metric = Metric("f1", "test", "test/f1", ("", ""), "as logged")
+    (run, *_) = tiny_runs(tmp_path)[1]
+    run = replace(run, task=replace(run.task, metrics={"f1": metric}))
+    outcome = runner()([run])
+    (line,) = outcome.failed.values()
+    assert "`test` reports no test/f1; scores: test/accuracy;" in line
+    assert commands_run(run) == ["fit", "test"]
 
 
 def test_options_make_other_runs(tmp_path):
