@@ -30,7 +30,7 @@ from lit_probattn.base.config_files import (
     merge,
     names_in,
 )
-from lit_probattn.base.errors import ConfigError, nearest
+from lit_probattn.base.errors import ConfigError, nearest, prefixed
 
 if TYPE_CHECKING:  # files are read without PyTorch
     from lit_probattn.attention import Attention, AttentionFactory
@@ -117,10 +117,8 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         )
     else:
         content = _read_mapping(place, path)
-    try:
+    with prefixed(path, ConfigError):
         return dict(canonical(content))
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
 
 
 def _read_mapping(place: Path, path: str | Path) -> dict[str, Any]:
@@ -169,10 +167,9 @@ def read_text(text: str) -> dict[str, Any]:
     Raises:
         ConfigError: the text is not YAML, or the configuration is of an unsupported version.
     """
-    try:
+    place = "cannot read the configuration stored by the run"
+    with prefixed(place, yaml.YAMLError, TypeError, ValueError):
         return dict(canonical(_parsed(text)))
-    except (yaml.YAMLError, TypeError, ValueError) as error:
-        raise ConfigError(f"cannot read the configuration stored by the run: {error}") from error
 
 
 def flatten(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -330,10 +327,8 @@ def _written_out(key: str, entry: Any) -> Any:
         return entry
     from lit_probattn.models.per_layer import in_full
 
-    try:
+    with prefixed(key, ValueError):
         return in_full(entry)
-    except ValueError as error:
-        raise ConfigError(f"{key}: {error}") from error
 
 
 def public_path(cls: type) -> str:
@@ -550,10 +545,8 @@ def build_attention(
         ConfigError: see `attention_factory`, or the constructor rejects the sizes.
     """
     factory = attention_factory(class_path, init_args)
-    try:
+    with prefixed(f"attention {class_path}", TypeError, ValueError):
         return factory(embed_dim, head_dim=head_dim)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"attention {class_path}: {error}") from error
 
 
 def create(name: str, embed_dim: int, num_heads: int | None = None, **options: Any) -> Attention:

@@ -28,7 +28,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lit_probattn.base.errors import ConfigError, nearest
+from lit_probattn.base.errors import ConfigError, nearest, prefixed
 
 VARIABLE = "LIT_PROBATTN_CONFIGS"
 # Kind of a file -> its folder, and its name in `lit-probattn list`.
@@ -229,11 +229,9 @@ def names_in(bundle: Path) -> list[str]:
     Raises:
         ConfigError: it cannot be read.
     """
-    try:
+    with prefixed(f"cannot read {bundle}", OSError, UnicodeDecodeError):
         state = bundle.stat()
         return list(_names_in(bundle, state.st_mtime_ns, state.st_size))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {bundle}: {error}") from error
 
 
 @functools.lru_cache(maxsize=64)

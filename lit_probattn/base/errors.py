@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import functools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, ParamSpec
 
 if TYPE_CHECKING:
@@ -75,6 +76,23 @@ def reports(
         return reported
 
     return decorate
+
+
+@contextmanager
+def prefixed(
+    place: object, *kinds: type[Exception], to: type[Exception] = ConfigError
+) -> Iterator[None]:
+    """Raise errors of these kinds as `to`, after the name of what they are about, if there is one.
+
+    Args:
+        place: a file, a flag or a layer.
+        kinds: errors of the block.
+        to: the error to raise.
+    """
+    try:
+        yield
+    except kinds as error:
+        raise to(f"{place}: {error}" if place else str(error)) from error
 
 
 def _printable(text: str) -> str:

@@ -14,8 +14,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ import lightning
 from torch import Tensor
 
 from lit_probattn.base.arguments import Parser
-from lit_probattn.base.errors import ConfigError, reports
+from lit_probattn.base.errors import ConfigError, prefixed, reports
 from lit_probattn.convert.files import check_output, write
 from lit_probattn.convert.transformers_files import CONFIG, read_json, read_weights
 from lit_probattn.convert.transformers_names import (
@@ -198,15 +197,6 @@ def read_sizes(family: Family, config: Mapping[str, Any]) -> tuple[dict[str, Any
     return sizes, heads
 
 
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Prefix errors about the content of a file with its path."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
-
-
 def read_classes(config: Mapping[str, Any], count: int) -> list[str] | None:
     """Return the label of each class index, or None if they are LABEL_0, LABEL_1, ….
 
@@ -277,7 +267,7 @@ def convert(
             shape.
     """
     classes = None
-    with _named(path):
+    with prefixed(path, ConfigError):
         family = read_family(config)
         sizes, heads = read_sizes(family, config)
     named = tidy(tensors)
@@ -290,7 +280,7 @@ def convert(
     state = to_ours(layout, drop_tied(layout, named))
     if "labels" in layout.parts:
         sizes["num_classes"] = len(state["classifier.weight"])
-        with _named(path):
+        with prefixed(path, ConfigError):
             classes = read_classes(config, sizes["num_classes"])
     first = first_row(family, config)
     _require_shapes(layout, state, {**sizes, "max_seq_len": first + sizes["max_seq_len"]}, path)

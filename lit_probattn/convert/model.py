@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_probattn.attention import Attention, SoftmaxAttention
-from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.errors import ConfigError, prefixed
 from lit_probattn.convert.files import find_layers, restore_layer
 from lit_probattn.convert.fish import convert_to_fish
 from lit_probattn.convert.layer import LayerErrors, LayerInputs, Mixture, convert_layer
@@ -30,20 +30,18 @@ class Target:
     Args:
         mixture: options of MGK or sMGK. None selects FiSH.
         num_global_heads: for FiSH. None uses half the heads.
-        head_dim: size of new query and key heads. None uses the old size.
         value_head_dim: size of new value heads. None uses the old size.
     """
 
     mixture: Mixture | None = None
     num_global_heads: int | None = None
-    head_dim: int | None = None
     value_head_dim: int | None = None
 
     def convert(
         self, old: SoftmaxAttention, inputs: LayerInputs | None
     ) -> tuple[Attention, LayerErrors]:
         """Convert a layer."""
-        sizes = {"head_dim": self.head_dim, "value_head_dim": self.value_head_dim}
+        sizes = {"value_head_dim": self.value_head_dim}
         if self.mixture is not None:
             return convert_layer(old, self.mixture, inputs=inputs, **sizes)
         heads = self.num_global_heads
@@ -81,10 +79,8 @@ def convert_layers(
     for name in find_layers(state):
         old = restore_layer(state, name, head_dim)
         seen = inputs.get(name)
-        try:
+        with prefixed(name, ValueError):
             found.layers[name], found.errors[name] = target.convert(old, seen)
-        except ValueError as error:
-            raise ConfigError(f"{name}: {error}") from error
     return found
 
 

@@ -41,7 +41,7 @@ from lit_probattn.attention.mgk.options import MGKOptions
 from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.base.arguments import Parser, at_least
 from lit_probattn.base.config_files import is_there
-from lit_probattn.base.errors import ConfigError, reports
+from lit_probattn.base.errors import ConfigError, prefixed, reports
 from lit_probattn.configs import own_config
 from lit_probattn.convert.files import (
     attention_file,
@@ -86,10 +86,8 @@ def read_target(options: argparse.Namespace) -> Target:
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     given |= {"shifted_keys": options.to == "smgk", "seed": options.seed}
     given |= {} if options.anneal is None else asdict(DOT_PRODUCTS)
-    try:
+    with prefixed("", ValueError):
         mixture = Mixture(**given)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
     if options.anneal is not None and mixture.form == "dot":
         raise ConfigError("--anneal requires Gaussian scores: add --score gaussian")
     return Target(mixture, **sizes)
@@ -138,8 +136,9 @@ def convert_checkpoint(options: argparse.Namespace) -> list[str]:
     head_dim = _head_size(options, {layer.head_dim for layer in old}, checkpoint, config_file)
     if config_file is not None:
         old = configured_layers(config_file, state, head_dim)
-    for layer in old:
-        _check(layer)
+    for layer in old:  # other attention has the same parameters
+        with prefixed("attention of the run", ValueError):
+            check_layer(layer)
     batches: list[Any] = []
     inputs: dict[str, LayerInputs] = {}
     if run is not None:
@@ -172,14 +171,6 @@ def convert_checkpoint(options: argparse.Namespace) -> list[str]:
     config = {"model": {"init_args": arguments}}
     done = write(options.output, checkpoint, config, state_dict=fresh, conversion=report)
     return [*lines, done]
-
-
-def _check(layer: Attention) -> None:
-    """Raise a ConfigError unless a layer can be converted; others have the same parameters."""
-    try:
-        check_layer(layer)
-    except ValueError as error:
-        raise ConfigError(f"attention of the run: {error}") from error
 
 
 def _head_size(
@@ -221,11 +212,9 @@ def open_run(options: argparse.Namespace) -> Trained:
         without = ", or --weights_only with --head_dim" if "weights_only" in options else ""
         raise ConfigError(f"configuration not found: {path}; pass the run's --config{without}")
     wanted = argparse.Namespace(checkpoint=options.checkpoint, config=[path], data=[], device="cpu")
-    try:
-        trained = open_trained(wanted)
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"cannot build the run of {path}: {error}") from error
-    return trained
+    errors = (KeyError, TypeError, ValueError, RuntimeError)
+    with prefixed(f"cannot build the run of {path}", *errors):
+        return open_trained(wanted)
 
 
 @reports(CheckpointError, ConfigError)

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from lit_probattn.base.errors import ConfigError, nan_among
+from lit_probattn.base.errors import ConfigError, nan_among, prefixed
 from lit_probattn.base.files import replacing
 from lit_probattn.training.checkpoints import code_needed
 
@@ -118,10 +118,8 @@ def write_model(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]
             raise ConfigError(f"{folder / name} exists: choose another folder or remove it")
     content = save({k: t.contiguous() for k, t in tensors.items()}, metadata={"format": "pt"})
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
-    try:
+    with prefixed(f"cannot write to {folder}", OSError):
         for name, data in ((WEIGHTS, content), (CONFIG, text.encode("utf-8"))):
             with replacing(folder / name) as file:
                 file.write(data)
-    except OSError as error:
-        raise ConfigError(f"cannot write to {folder}: {error}") from None
     return f"wrote {folder / CONFIG} and {folder / WEIGHTS}"

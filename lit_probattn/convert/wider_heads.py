@@ -24,7 +24,7 @@ from torch import Tensor
 from lit_probattn.attention import Attention, SoftmaxAttention
 from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.base.arguments import Parser
-from lit_probattn.base.errors import ConfigError, reports
+from lit_probattn.base.errors import ConfigError, prefixed, reports
 from lit_probattn.convert.files import (
     attention_file,
     check_output,
@@ -144,7 +144,7 @@ def main(arguments: list[str] | None = None) -> int:
         raise ConfigError(f"{options.checkpoint}: the checkpoint stores no head_dim")
     state, size, std = checkpoint.get("state_dict", {}), options.head_dim, options.padding_std
     config_file = attention_file(path)
-    try:
+    with prefixed("", ValueError):
         for layer in [] if config_file is None else configured_layers(config_file, state, head_dim):
             _check(layer)  # other attention has the same parameters
         layers = {
@@ -153,8 +153,6 @@ def main(arguments: list[str] | None = None) -> int:
             )
             for number, name in enumerate(find_layers(state))
         }
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
     changed = {
         "state_dict": put_layers(state, layers),
         "hyper_parameters": parameters | {"head_dim": size},

@@ -20,7 +20,7 @@ from lightning.fabric.plugins.io import CheckpointIO
 from safetensors.torch import save
 from torch import Tensor
 
-from lit_probattn.base.errors import nan_among
+from lit_probattn.base.errors import nan_among, prefixed
 from lit_probattn.base.files import digest_of, replacing
 
 Kind = Literal["step", "best"]
@@ -432,9 +432,6 @@ def export_safetensors(checkpoint: Path, output: Path) -> int:
     if not weights:
         raise CheckpointError(f"checkpoint {checkpoint} contains no tensors named {MODEL}*")
     content = save(weights, metadata={"format": "pt"})
-    try:
-        with replacing(output) as file:
-            file.write(content)
-    except OSError as error:
-        raise CheckpointError(f"cannot write {output}: {error}") from error
+    with prefixed(f"cannot write {output}", OSError, to=CheckpointError), replacing(output) as file:
+        file.write(content)
     return len(weights)

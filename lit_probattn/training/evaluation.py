@@ -26,7 +26,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
-from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.errors import ConfigError, prefixed
 from lit_probattn.base.files import digest
 from lit_probattn.configs import CONFIG, flatten, read_yaml
 from lit_probattn.tasks.base import Task
@@ -250,10 +250,8 @@ class TestScores(Callback):
                 f"{_SETTING} requires data of this package (datamodules), received "
                 f"{type(data).__name__}: unset it, and use the command test"
             )
-        try:
+        with prefixed(_SETTING, ValueError, to=ValueError):
             self._loader = data.test_as_validation()
-        except ValueError as error:
-            raise ValueError(f"{_SETTING}: {error}") from error
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Raise if a learning-rate schedule monitors a test metric.

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.errors import ConfigError, prefixed
 from lit_probattn.base.files import file_digest
 from lit_probattn.training.checkpoints import (
     MODEL,
@@ -125,17 +125,13 @@ def init_from(task: Any, path: str, tokeniser: str | None = None) -> Taken:
     """
     if not path:
         raise ConfigError("--init_from is empty: pass a checkpoint or a run folder")
-    try:
+    with prefixed("--init_from", CheckpointError):
         source = find_file(Path(path))
         state, loaded = _read(source, task)
-    except CheckpointError as error:
-        raise ConfigError(f"--init_from: {error}") from error
     _reject_other_tokeniser(source, loaded, tokeniser)
     found = _match(source, loaded.get("global_step"), state, task)
-    try:  # a layer can reject entries that it does not support
+    with prefixed(f"--init_from {source}", ValueError):  # a layer can reject entries
         task.load_state_dict({n: state[n] for n in (*found.taken, *found.left)}, strict=False)
-    except ValueError as error:
-        raise ConfigError(f"--init_from {source}: {error}") from error
     average: Any = getattr(task, "ema", None)
     if average is not None:
         average.module.load_state_dict(task.model.state_dict())
@@ -145,10 +141,8 @@ def init_from(task: Any, path: str, tokeniser: str | None = None) -> Taken:
 def _read(source: Path, task: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the weights of a file with the names of a task, and the whole content."""
     if source.suffix == ".safetensors":
-        try:
+        with prefixed(f"cannot read {source}", SafetensorError, OSError, to=CheckpointError):
             return in_task(load_file(source)), {}
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"cannot read {source}: {error}") from error
     loaded = load_checkpoint(source)
     state = loaded.get("state_dict")
     if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import lightning.pytorch as pl
 
-from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.errors import ConfigError, prefixed
 from lit_probattn.base.locks import hold, release
 from lit_probattn.configs import CONFIG, default_argument, flatten, read_text, read_yaml
 from lit_probattn.tasks.distributed import gather_objects
@@ -422,28 +422,20 @@ def find_checkpoint(
         folders = _candidates(settings, name) if folder is None else [folder]
         if config is not None and len(folders) > 1:
             folders.sort(key=lambda path: len(config_differences(read_own_config(path), config)))
-        _, checkpoint = _newest(folders, "best" if request == "best" else "step")
+        checkpoint = _newest(folders, "best" if request == "best" else "step")
         if checkpoint is None:
             place = folder or Path(settings.root) / name
             raise ConfigError(
                 f"no {request} checkpoint in {place}: train first, or pass --run.name or a path"
             )
-        return checkpoint if count is None else _average(checkpoint.parent, count)
+        with prefixed("--ckpt_path", CheckpointError):
+            return checkpoint if count is None else average_newest(checkpoint.parent, count)
     if not request:
         raise ConfigError("--ckpt_path is empty: pass best, last, a path, or (for fit) auto")
-    try:
+    with prefixed("--ckpt_path", CheckpointError):
         path = find_file(Path(request))
         check_checkpoint(path)
-    except CheckpointError as error:
-        raise ConfigError(f"--ckpt_path: {error}") from error
     return path
-
-
-def _average(folder: Path, count: int) -> Path:
-    try:
-        return average_newest(folder, count)
-    except CheckpointError as error:
-        raise ConfigError(f"--ckpt_path: {error}") from error
 
 
 def folder_of_checkpoint(checkpoint: Path) -> Path:
@@ -544,12 +536,9 @@ def _candidates(settings: RunSettings, name: str) -> list[Path]:
     return versions_of(root, name) if settings.version is None else [root / name / settings.version]
 
 
-def _newest(folders: list[Path], kind: Literal["step", "best"]) -> tuple[Path | None, Path | None]:
-    for folder in folders:
-        checkpoint = newest_good_checkpoint(folder / "checkpoints", kind)
-        if checkpoint is not None:
-            return folder, checkpoint
-    return None, None
+def _newest(folders: list[Path], kind: Literal["step", "best"]) -> Path | None:
+    found = (newest_good_checkpoint(folder / "checkpoints", kind) for folder in folders)
+    return next(filter(None, found), None)
 
 
 def _new_folder(settings: RunSettings, name: str) -> RunPlan:

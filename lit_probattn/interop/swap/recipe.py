@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from torch import nn
 
-from lit_probattn.base.errors import nearest
+from lit_probattn.base.errors import nearest, prefixed
 from lit_probattn.interop.swap.discovery.sites import Projections
 from lit_probattn.interop.swap.settings import Settings
 
@@ -139,10 +139,8 @@ def read_recipe(recipe: Mapping[str, Any]) -> tuple[Settings, dict[str, RecipeLa
     if type(recipe["version"]) is not int or recipe["version"] != VERSION:
         raise ValueError(f"the recipe has version {recipe['version']!r}, expected {VERSION}")
     known = [field.name for field in fields(Settings) if field.name != "factory"]
-    try:
+    with prefixed("not a recipe of swap", ValueError, to=ValueError):
         settings = Settings(**_mapping("settings", recipe["settings"], known))
-    except ValueError as error:
-        raise ValueError(f"not a recipe of swap: {error}") from error
     layers = {}
     for name, given in _mapping("recipe, layers", recipe["layers"], (), " of names").items():
         values = _mapping(f"recipe, layer {name}", given, _KEYS)
