@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from lit_probattn.base.arguments import Count, Rate, takes
 from lit_probattn.models.text_encoder import TextEncoder
-from lit_probattn.randomness import RandomKey
 
 
 class SpanModel(TextEncoder):
@@ -29,23 +28,11 @@ class SpanModel(TextEncoder):
         self.spans = nn.Linear(self.tokens.embedding_dim, 2)
         self._initialise()
 
-    def forward(
-        self,
-        inputs: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        token_types: Tensor | None = None,
-        rng: RandomKey | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the logits of starts and of ends, (B, N) each, for token ids (B, N).
+    def scores(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits of starts and of ends, (B, N) each.
 
-        Padded tokens also have logits, which callers mask. The other arguments are those of
-        `encode`.
-
-        Raises:
-            ValueError: there are more tokens than `max_seq_len`.
+        Padded tokens also have logits, which callers mask.
         """
-        hidden = self.encode(inputs, key_mask=key_mask, token_types=token_types, rng=rng)
         start, end = self.spans(hidden).unbind(-1)  # (B, N) each
         return start, end
 
@@ -77,21 +64,7 @@ class TextClassifier(TextEncoder):
         self.classifier = nn.Linear(embed_dim, num_classes)
         self._initialise()
 
-    def forward(
-        self,
-        inputs: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        token_types: Tensor | None = None,
-        rng: RandomKey | None = None,
-    ) -> Tensor:
-        """Return the logits of the classes, (B, num_classes), for token ids (B, N).
-
-        The other arguments are those of `encode`.
-
-        Raises:
-            ValueError: there are more tokens than `max_seq_len`.
-        """
-        hidden = self.encode(inputs, key_mask=key_mask, token_types=token_types, rng=rng)
+    def scores(self, hidden: Tensor) -> Tensor:
+        """Return the logits of the classes, (B, num_classes)."""
         pooled = torch.tanh(self.pooler(hidden[:, 0]))  # (B, C)
         return self.classifier(self.head_dropout(pooled))  # (B, num_classes)

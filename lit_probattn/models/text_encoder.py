@@ -44,8 +44,6 @@ class PeriodicPositions(nn.Module):
         super().__init__()
         period = position_period
         self.period = min(max_seq_len, max_seq_len if period is None else period)
-        if self.period < 1:
-            raise ValueError(f"position_period must be at least 1, received {period}")
         self.offsets = nn.Embedding(self.period, embed_dim)
         num_blocks = -(-max_seq_len // self.period)
         self.blocks = nn.Embedding(num_blocks, embed_dim) if num_blocks > 1 else None
@@ -67,7 +65,7 @@ class PeriodicPositions(nn.Module):
 
 
 class TextEncoder(nn.Module):
-    """Bidirectional encoder in the style of BERT and RoBERTa; subclasses add heads.
+    """Bidirectional encoder in the style of BERT and RoBERTa; subclasses add heads (`scores`).
 
         tokens + positions (+ token types) ─ norm ─ drop ─ Block × L
 
@@ -137,6 +135,25 @@ class TextEncoder(nn.Module):
                 nn.init.zeros_(module.bias)
         if self.position_init == "sinusoidal":
             self.positions.start_from_sines(self.init_std)
+
+    def forward(
+        self,
+        inputs: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        token_types: Tensor | None = None,
+        rng: RandomKey | None = None,
+    ) -> Any:
+        """Return the `scores` of token ids (B, N).
+
+        The other arguments and errors are those of `encode`.
+        """
+        given: Any = {"key_mask": key_mask, "token_types": token_types, "rng": rng}
+        return self.scores(self.encode(inputs, **given))
+
+    def scores(self, hidden: Tensor) -> Any:
+        """Return the output of the heads, given the result of `encode`."""
+        raise NotImplementedError(f"{type(self).__name__} must implement scores")
 
     def encode(
         self,
