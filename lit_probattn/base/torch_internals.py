@@ -23,10 +23,10 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._library.custom_ops import get_library_allowing_overwrite as library_of
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._python_dispatch import _disable_current_modes as outside_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_iter
 
 __all__ = [
@@ -108,6 +108,24 @@ open_multi_head_attention = _opened(nn.functional.multi_head_attention_forward)
 def recomputation() -> Any:
     """Return the saved-tensor frame of the innermost checkpoint around a call, or None."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+@contextlib.contextmanager
+def outside_modes() -> Iterator[None]:
+    """Leave dispatch modes, transforms of `torch.func`, and hooks of saved tensors.
+
+    Hooks, for example of a checkpoint, would count tensors that are saved here. Transforms forbid
+    them.
+    """
+    has_hooks = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() is None
+    hooks = torch.autograd.graph.saved_tensors_hooks(_same, _same)
+    inner = hooks if has_hooks else contextlib.nullcontext()
+    with temporarily_clear_interpreter_stack(), _disable_current_modes(), inner:
+        yield
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def outside_graphs(function: _Function) -> _Function:

@@ -112,6 +112,19 @@ def test_modes_see_operators_and_can_be_left():
         with torch_internals.outside_modes():
             x @ x
         torch.ops.aten.silu_backward(x, x)
+    with torch.autograd.graph.saved_tensors_hooks(seen.append, lambda x: x):
+        with torch_internals.outside_modes():
+            x.requires_grad_().exp()
+        x.detach_()
+
+    def leave(row):
+        with torch_internals.outside_modes():
+            assert not torch_internals.is_transformed()
+            assert x.sum().item() == 9.0
+        assert torch_internals.is_transformed()
+        return row
+
+    assert torch.equal(torch.func.vmap(torch.func.grad(lambda row: leave(row).sum()))(x), x)
     assert seen == [(torch.ops.aten.mm, False), (torch.ops.aten.silu_backward, True)]
     assert torch.ops.aten.mm in flop_registry
 

@@ -392,6 +392,16 @@ def test_a_subclass_of_tensor_is_computed_like_a_tensor(attend, nan_filled_empti
 
 
 @needs_library
+def test_the_self_test_runs_outside_transforms(fresh):
+    """The first call may be one for the gradients of each sample."""
+    found = torch.func.vmap(torch.func.grad(lambda x: x * (selftest.failure() is None)))(
+        torch.ones(3)
+    )
+    assert found.tolist() == [1.0, 1.0, 1.0]
+    assert torch.func.vmap(lambda x: x * selftest.draws_noise())(torch.ones(3)).shape == (3,)
+
+
+@needs_library
 @pytest.mark.parametrize("attend", [softmax_attention, linear_attention])
 def test_several_gradients_at_once_are_refused_in_one_line(attend):
     query, key, value = (torch.randn(1, 2, 60, 4, requires_grad=True) for _ in range(3))
