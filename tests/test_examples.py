@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import os
 import re
-import subprocess
 import sys
 
 import pytest
 import timm
 
 from tests.support.forks import Forked, print_utf8
+from tests.support.fresh import fresh_python
 from tests.support.paths import ROOT
 
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
@@ -62,11 +62,7 @@ def test_a_forked_process_has_the_environment_it_is_given(tmp_path):
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_examples_import_what_they_need(script, tmp_path):
     """A forked process has what other tests imported; this one has nothing."""
-    subprocess.run(
-        [sys.executable, str(script)],
-        **{"cwd": tmp_path, "check": True},
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    fresh_python(script, cwd=tmp_path)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)

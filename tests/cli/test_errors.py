@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -16,6 +14,7 @@ from lit_probattn.cli.errors import exit_status
 from lit_probattn.cli.files import check_early
 from lit_probattn.cli.jsonargparse_internals import option_names
 from lit_probattn.training.run_folder import RunSettings
+from tests.support.fresh import fresh_python
 from tests.support.helpers import error_of
 from tests.support.paths import ROOT
 from tests.support.runs import TASK, arguments, write_attention
@@ -218,8 +217,8 @@ def test_wrong_keys_are_found_before_lightning_is_imported(more, expected):
         f"assert main(['fit', '--config', {TASK!r}, *{more!r}]) == 2\n"
         "print(sorted({'torch', 'lightning', 'torchmetrics'} & set(sys.modules)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert done.stdout.splitlines() == ["[]"], done.stderr
+    done = fresh_python("-c", code)
+    assert done.stdout.splitlines() == ["[]"]
     assert done.stderr.startswith(f"error: {expected}")
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 import tomllib
 from importlib import metadata
 
@@ -13,6 +10,7 @@ import pytest
 
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.kernels import package
+from tests.support.fresh import fresh_python
 from tests.support.paths import ROOT
 
 # Installed by torch itself.
@@ -101,12 +99,8 @@ def test_attention_needs_torch_alone_under_any_name(tmp_path):
     text = "".join(path.read_text(encoding="utf-8") for path in target.rglob("*.py*"))
     assert not re.search(r"^\s*(from|import) lit_probattn\b", text, re.M)
     assert (tmp_path / "out/build.toml").is_file()
-    done = subprocess.run(
-        [sys.executable, "-c", CODE, str(target), "lit_probattn", *other_modules()],
-        **{"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT)}},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    words = ("-c", CODE, target, "lit_probattn", *other_modules())
+    done = fresh_python(*words, cwd=tmp_path)
     first, copied, names, values, _, asked, heavy = done.stdout.splitlines()
     assert values == copied
     packages = re.findall(r"\w+ needs the package (\w+)", values)

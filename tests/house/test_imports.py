@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import gc
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -22,6 +20,7 @@ from torch import nn
 
 from tests.house.private_members import members_of, nodes_of, own_names, private_uses
 from tests.support.forks import program
+from tests.support.fresh import fresh_python
 from tests.support.paths import ROOT
 
 PACKAGES = ("lit_probattn", "datamodules", "profiling")
@@ -357,6 +356,4 @@ def test_nothing_heavy_is_imported_for(name):
         pytest.importorskip("shtab")
     code, heavy = LIGHT[name]
     ends = f"\nimport sys; loaded = {{*{heavy!r}}} & {{*sys.modules}}; assert not loaded, loaded"
-    words = [sys.executable, "-c", code + ends]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    fresh_python("-c", code + ends)

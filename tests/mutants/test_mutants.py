@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from tests.mutants import __main__ as mutants
 from tests.mutants.faults import c_faults, python_faults
 from tests.mutants.sources import Changed, Probes, module_name, probed_lines
+from tests.support.fresh import fresh_python
 
 SOURCE = textwrap.dedent(
     '''
@@ -140,11 +139,7 @@ print(json.dumps([found, sorted(line for _, line in probes.ran)]))
 
 def test_probes_say_which_lines_ran_and_change_nothing(tmp_path):
     (tmp_path / "made.py").write_text(SOURCE)
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)],
-        **{"capture_output": True, "text": True, "check": True},
-    )
-    assert done.stdout == "[5, [8, 9, 12]]\n"
+    assert fresh_python("-c", PROGRAM, tmp_path).stdout == "[5, [8, 9, 12]]\n"
 
 
 def test_what_was_judged_is_not_judged_again(tmp_path, monkeypatch, capsys):

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
-from tests.support.paths import ROOT
+from tests.support.fresh import fresh_python
 from tests.support.runs import arguments, fingerprint, in_ranks, only_version, write_attention
 
 TWO = ("--trainer.devices", "2", "--trainer.strategy", "ddp", "--run.checkpoint_every", "2")
@@ -33,7 +29,6 @@ def undisturbed(tmp_path_factory):
 def test_a_restart_finds_the_last_good_checkpoint(undisturbed, tmp_path, damage):
     """The command names no checkpoint; rank 1 dies once and damages the newest one."""
     environment = {
-        **os.environ,
         **{"FRAIL_AT": "11", "FRAIL_DAMAGE": damage, "FRAIL_ROOT": str(tmp_path / "runs")},
         "OMP_NUM_THREADS": "1",
         # As docs/distributed.md has it: who starts again must not meet where the dead did.
@@ -41,15 +36,7 @@ def test_a_restart_finds_the_last_good_checkpoint(undisturbed, tmp_path, damage)
     }
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     frail = ["--max-restarts", "1", "-m", "tests.killing.frail_fit"]
-    done = subprocess.run(
-        [sys.executable, *torchrun, *frail, *command(tmp_path)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = fresh_python(*torchrun, *frail, *command(tmp_path), **environment)
     assert "step-00000010.ckpt is corrupt" in done.stderr
     assert "from step-00000008.ckpt" in done.stdout
     assert fingerprint(only_version(tmp_path)) == fingerprint(undisturbed)

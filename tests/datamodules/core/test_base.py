@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -20,6 +18,7 @@ from datamodules import Synthetic
 from datamodules.core.base import DataModule
 from datamodules.core.sequences import PadCollate, Sample
 from lit_probattn.base.errors import ConfigError, DataError
+from tests.support.fresh import fresh_python
 
 
 def synthetic(**options) -> Synthetic:
@@ -271,5 +270,5 @@ data.setup("fit")
 batches = iter(data.train_dataloader())
 print(len(next(batches)["inputs"]))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "32\n", "")
+    done = fresh_python("-c", code)
+    assert (done.stdout, done.stderr) == ("32\n", "")

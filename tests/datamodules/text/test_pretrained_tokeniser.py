@@ -6,8 +6,6 @@ import hashlib
 import json
 import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,7 @@ from datamodules.text.token_files import read_encoder, read_subwords
 from datamodules.text.translation.bpe import Codes
 from lit_probattn.base.errors import ConfigError, DataError
 from tests.datamodules.text.made import encoder
-from tests.support.paths import ROOT
+from tests.support.fresh import fresh_python
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 tokenizers = pytest.importorskip("tokenizers")
@@ -129,11 +127,8 @@ def test_another_process_learns_the_same_vocabulary(tmp_path):
     for kind, size in VOCABULARIES:
         TokenChoice(kind, size).make_from(TEXTS).save(tmp_path / "ours" / kind)
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
-    done = subprocess.run(
-        [sys.executable, "-c", _TRAIN.format(texts=ascii(TEXTS)), str(tmp_path / "theirs")],
-        **{"check": True, "capture_output": True, "text": True},
-        env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)},
-    )
+    code = _TRAIN.format(texts=ascii(TEXTS))
+    done = fresh_python("-c", code, tmp_path / "theirs", PYTHONHASHSEED=seed)
     assert int(done.stdout) != hash("the order of sets")
     for kind, found in digests.items():
         for place in tmp_path.glob(f"*/{kind}"):

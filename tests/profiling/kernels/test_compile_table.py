@@ -27,6 +27,7 @@ from profiling.kernels.compile import (
     faults,
     recorded_launches,
 )
+from tests.support.fresh import fresh_python
 from tests.support.paths import ROOT
 from tests.support.slow import SHARES, some_of
 
@@ -199,11 +200,7 @@ except triton.CompilationError as error:
 """
     script = tmp_path / "script.py"
     script.write_text(code)
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, script], env=environment, capture_output=True, text=True, check=True
-    )
+    done = fresh_python(script, TRITON_INTERPRET=None, TRITON_CACHE_DIR=str(tmp_path))
     assert "count is called with tuples of [[1], [1, 1]] and of [[1, 1], [1]]" in done.stdout
 
 

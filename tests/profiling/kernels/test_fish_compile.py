@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -17,7 +13,7 @@ from tests.profiling.kernels.test_compile_table import (
     spills_more_than_stored,
     verdict,
 )
-from tests.support.paths import ROOT
+from tests.support.fresh import fresh_python
 
 # Triton 3.6, which GPU machines have, spills nothing in forward on Hopper, GFiSH with heads of 128
 # aside; 3.9 up to this many bytes per thread, with noise and dropout and heads of 128.
@@ -98,10 +94,7 @@ rows = [vars(row) for row in compile_rows(cases, [{head_dim}], [{capability}])]
 pandas.DataFrame(rows).to_csv({str(folder / "rows.csv")!r})
 """
     (folder / "script.py").write_text(code)
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = str(ROOT)
-    command = [sys.executable, folder / "script.py"]
-    subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=True)
+    fresh_python(folder / "script.py", TRITON_INTERPRET=None)
     return pd.read_csv(folder / "rows.csv")
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from itertools import product
 
@@ -22,7 +21,7 @@ from profiling.kernels.compile import SHARED_LIMIT, specialisation
 from profiling.kernels.parity import heads_and_gradients, make_inputs
 from tests.profiling.kernels.test_compile_table import MOST_SPILLED
 from tests.support.forks import Forked
-from tests.support.paths import ROOT
+from tests.support.fresh import fresh_python
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="other tests compile kernels on a GPU"
@@ -103,14 +102,7 @@ print(json.dumps([asdict(row) for row in rows]))
 @pytest.mark.timeout(600)
 def test_the_forward_kernel_compiles(tmp_path):
     """Of softmax, which has the least to compile; all others are in slow tests."""
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", CODE],
-        **{"env": environment, "cwd": ROOT},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = fresh_python("-c", CODE, TRITON_INTERPRET=None, TRITON_CACHE_DIR=str(tmp_path))
     (compiled,) = json.loads(done.stdout.splitlines()[-1])
     assert compiled["kernel"] == "forward_kernel"
     assert compiled["spill_bytes"] <= MOST_SPILLED

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import signal
-import subprocess
 import sys
 
 import pytest
@@ -16,8 +14,8 @@ from lit_probattn.cli.app import main
 from lit_probattn.tasks import SequenceClassifier
 from lit_probattn.training.checkpoints import list_checkpoints
 from tests.support.forks import fork_module
+from tests.support.fresh import fresh_python
 from tests.support.runs import (
-    ROOT,
     arguments,
     fingerprint,
     in_child,
@@ -109,16 +107,7 @@ def test_the_strategy_starts_the_second_process_with_the_same_command(
 @pytest.mark.slow
 def test_two_processes_started_by_the_command_line(one_process, tmp_path):
     """The strategy `ddp`, which starts the second process with the same command."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "lit_probattn", *command(tmp_path, *TWO)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    fresh_python("-m", "lit_probattn", *command(tmp_path, *TWO), OMP_NUM_THREADS="1")
     assert_same_training(one_process, tmp_path)
 
 
