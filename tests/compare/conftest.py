@@ -1,4 +1,4 @@
-"""The working folder of tests of comparisons."""
+"""What tests of comparisons share, and those of tables and of jobs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _root(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _poll_often(monkeypatch):
-    """The stand-in for training takes milliseconds."""
+    """The programs of these tests take milliseconds."""
     monkeypatch.setattr("lit_probattn.experiments.runner._POLL_SECONDS", 0.01)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pandas as pd
+import pytest
 import torch
 from torch import Tensor
 
@@ -70,6 +72,14 @@ def count_by_torch_alone(monkeypatch) -> None:
     Without normalisations both counts are equal, as the tests in `tests/profiling/cost` show.
     """
     monkeypatch.setattr("profiling.sweep.count.fvcore_macs", torch_macs)
+
+
+@pytest.fixture(autouse=True, scope="package")
+def counted_by_torch_alone() -> Iterator[None]:
+    """Fvcore's counts are the subject of other tests than those of folders that import this."""
+    with pytest.MonkeyPatch.context() as patch:
+        count_by_torch_alone(patch)
+        yield
 
 
 def fork_workers(monkeypatch) -> None:

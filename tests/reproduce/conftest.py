@@ -4,20 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.compare.tiny import read_shipped_files_once, run_commands_here
-from tests.support.paths import ROOT
-
-
-@pytest.fixture(autouse=True)
-def _root(monkeypatch) -> None:
-    """Work in the repository, to which paths of the shipped tables are relative."""
-    monkeypatch.chdir(ROOT)
-
-
-@pytest.fixture(autouse=True)
-def _shipped_files_once(monkeypatch) -> None:
-    """Every table is composed of many files, which most tests read."""
-    read_shipped_files_once(monkeypatch)
+from tests.compare.conftest import _root as _root
+from tests.compare.conftest import _shipped_files_once as _shipped_files_once
+from tests.compare.tiny import run_commands_here
 
 
 @pytest.fixture

@@ -41,7 +41,6 @@ from tests.tasks.decision import test_task as decision
 from tests.tasks.tiny import data, task, trainer
 
 ALL = ("--run.test_during_training", "all")
-ONE_VALIDATION = ("--trainer.max_steps", "2", "--trainer.val_check_interval", "2")
 
 
 def command(folder: Path, *more: str, name: str = "fit") -> list[str]:
