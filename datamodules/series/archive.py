@@ -155,4 +155,4 @@ def _bundled(name: str) -> ArchiveFiles:
 def _files(name: str, folders: Iterable[Path]) -> dict[str, Path] | None:
     form = {split: (f"{escape(name)}_{split.upper()}.ts",) for split in ("train", "test")}
     found = find_files(name, folders, (form,))
-    return found and {split: paths[0] for split, paths in found.items()}
+    return None if found is None else {split: paths[0] for split, paths in found.items()}

@@ -72,8 +72,7 @@ class SeriesEmbedding(nn.Module):
                 f"up "
                 f"to {self.max_seq_len} steps of {self.num_features} features"
             )
-        fixed = isinstance(self.positions, SineTable)
-        rows = self.positions.table if fixed else self.positions
+        rows = self.positions.table if isinstance(self.positions, SineTable) else self.positions
         return self.dropout(self.features(inputs) * self.scale + rows[:length])
 
 
