@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from lit_probattn.base.errors import ConfigError, prefixed
+from lit_probattn.base.errors import ConfigError, nan_among, prefixed
 from lit_probattn.base.files import file_digest
 from lit_probattn.training.checkpoints import (
     MODEL,
@@ -142,7 +142,11 @@ def _read(source: Path, task: nn.Module) -> tuple[dict[str, Tensor], dict[str, A
     """Return the weights of a file with the names of a task, and the whole content."""
     if source.suffix == ".safetensors":
         with prefixed(f"cannot read {source}", SafetensorError, OSError, to=CheckpointError):
-            return in_task(load_file(source)), {}
+            weights = load_file(source)
+        bad = nan_among(weights.items())
+        if bad is not None:
+            raise CheckpointError(f"{source}: {bad}, so its outputs would be NaN")
+        return in_task(weights), {}
     loaded = load_checkpoint(source)
     state = loaded.get("state_dict")
     if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):

@@ -177,6 +177,11 @@ def test_safetensors_are_weights_of_a_model(tmp_path):
     save_file(source.model.state_dict(), tmp_path / "x.safetensors")
     assert init_from(task, str(tmp_path / "x.safetensors")).step is None
     assert torch.equal(task.model.spans.weight, source.model.spans.weight)
+    nan = {name: torch.full_like(x, torch.nan) for name, x in source.model.state_dict().items()}
+    save_file(nan, tmp_path / "x.safetensors")
+    told = r"--init_from: .*/x\.safetensors: \S+ contains NaN in .*, so its outputs would be NaN"
+    with pytest.raises(ConfigError, match=told):
+        init_from(task, str(tmp_path / "x.safetensors"))
     (tmp_path / "x.safetensors").write_bytes(b"no")
     with pytest.raises(ConfigError, match=r"--init_from: cannot read .*/x\.safetensors: "):
         init_from(task, str(tmp_path / "x.safetensors"))
