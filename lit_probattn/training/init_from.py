@@ -13,7 +13,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from lit_probattn.base.errors import ConfigError, nan_among, prefixed
 from lit_probattn.base.files import file_digest
@@ -127,7 +127,7 @@ def init_from(task: Any, path: str, tokeniser: str | None = None) -> Taken:
         raise ConfigError("--init_from is empty: pass a checkpoint or a run folder")
     with prefixed("--init_from", CheckpointError):
         source = find_file(Path(path))
-        state, loaded = _read(source, task)
+        state, loaded = _read(source)
     _reject_other_tokeniser(source, loaded, tokeniser)
     found = _match(source, loaded.get("global_step"), state, task)
     with prefixed(f"--init_from {source}", ValueError):  # a layer can reject entries
@@ -138,7 +138,7 @@ def init_from(task: Any, path: str, tokeniser: str | None = None) -> Taken:
     return found
 
 
-def _read(source: Path, task: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _read(source: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the weights of a file with the names of a task, and the whole content."""
     if source.suffix == ".safetensors":
         with prefixed(f"cannot read {source}", SafetensorError, OSError, to=CheckpointError):
@@ -148,12 +148,11 @@ def _read(source: Path, task: nn.Module) -> tuple[dict[str, Tensor], dict[str, A
             raise CheckpointError(f"{source}: {bad}, so its outputs would be NaN")
         return in_task(weights), {}
     loaded = load_checkpoint(source)
-    state = loaded.get("state_dict")
-    if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
+    if "state_dict" not in loaded:
         raise CheckpointError(f"{source} is not a checkpoint: it has no state_dict of tensors")
     # Heads that were stored separately when a transformers model was converted.
     apart = loaded.get("transformers", {}).get("other_heads", {})
-    return evaluated_weights({**apart, **state}), loaded
+    return evaluated_weights({**apart, **loaded["state_dict"]}), loaded
 
 
 def _reject_other_tokeniser(source: Path, loaded: Mapping[str, Any], tokeniser: str | None) -> None:
