@@ -25,16 +25,8 @@ from datamodules.core.sequences import (
 from lit_probattn.base.arguments import Count
 from lit_probattn.base.errors import DataError, require_at_least
 
-__all__ = [
-    "RELEASE",
-    "RELEASE_FOLDERS",
-    "ArenaData",
-    "ArenaPixels",
-    "ArenaTokens",
-    "PixelCollate",
-    "pixel_split",
-]
-__all__ += ["write_images"]
+__all__ = ["RELEASE", "RELEASE_FOLDERS", "ArenaData", "ArenaPixels", "ArenaTokens"]
+__all__ += ["PixelCollate", "pixel_split", "write_images"]
 
 RELEASE = (
     "the Long Range Arena release (github.com/google-research/long-range-arena, lra_release.gz)"

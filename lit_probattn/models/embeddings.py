@@ -151,7 +151,7 @@ class Sinusoid(SineTable):
             raise ValueError(
                 f"sinusoidal positions need an even embed_dim of at least 4, received {embed_dim}"
             )
-        self.kind = kind
+        self.max_seq_len, self.kind = max_seq_len, kind
         super().__init__(max_seq_len, embed_dim)
 
     def exact(self, length: int, width: int) -> Tensor:
@@ -173,5 +173,5 @@ class Sinusoid(SineTable):
         Positions count from 0 at the first token.
         """
         if self.kind == "reversed":
-            positions = (lengths - 1 - positions).clamp(0, len(self.table) - 1)
+            positions = (lengths - 1 - positions).clamp(0, self.max_seq_len - 1)
         return self.table[positions]

@@ -72,7 +72,8 @@ class SeriesEmbedding(nn.Module):
                 f"up "
                 f"to {self.max_seq_len} steps of {self.num_features} features"
             )
-        rows = self.positions.table if isinstance(self.positions, SineTable) else self.positions
+        given = self.positions
+        rows = given.table if isinstance(given, SineTable) else given
         return self.dropout(self.features(inputs) * self.scale + rows[:length])
 
 

@@ -165,6 +165,11 @@ def dropouts(task: Any) -> Any:
     return same(model.dropout.p, first.dropout.p, first.mlp.dropout2.p)
 
 
+def rows(positions: Any) -> int:
+    """Return the number of learned or fixed positions."""
+    return len(getattr(positions, "table", positions))
+
+
 def num_layers(encoder: Any) -> int:
     return encoder.num_rounds * len(encoder.blocks)
 
@@ -548,7 +553,7 @@ def series() -> dict[str, Option]:
         "num_classes": Option(
             7, lambda task: same(task.num_classes, task.model.head.output.out_features)
         ),
-        "max_seq_len": Option(18, lambda task: len(task.model.embedding.positions)),
+        "max_seq_len": Option(18, lambda task: rows(task.model.embedding.positions)),
         "norm": Option("layer", lambda task: type(block(task).norm1).__name__, "SeriesLayerNorm"),
         "norm_positions": Option(
             "all", lambda task: block(task).norm1.positions, others={"norm": "batch"}
