@@ -34,7 +34,7 @@ def studied(study, run, gap):
             status = ESTIMATE if (method, kept) == ("ova", 64) else "exact"
             row = {"scope": "all", "method": method, "num_kept": kept, "status": status}
             row |= {"metric": "perplexity", "value": 30 + difference, "exact": 30.0}
-            rows.append(row | {"difference": difference, "samples": 64})
+            rows.append(row | {"difference": difference, "samples": 64, "words": 900})
     pd.DataFrame(rows).to_csv(folder / "approximate.csv", index=False)
     local = [{"method": "ovo", "num_kept": 1, "layer": 1, "head": 1, "rel_error": gap}]
     pd.DataFrame(local).to_csv(folder / "approximate_local.csv", index=False)

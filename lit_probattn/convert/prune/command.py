@@ -31,7 +31,7 @@ from torch import Tensor
 from lit_probattn.attention import Attention, MGKAttention
 from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.base.arguments import Parser, at_least
-from lit_probattn.base.errors import ConfigError, reports
+from lit_probattn.base.errors import ConfigError, prefixed, reports
 from lit_probattn.configs import instantiate
 from lit_probattn.convert.files import check_output, require_no_hooks, write
 from lit_probattn.convert.model import compare_losses, compare_models, layer_inputs
@@ -105,7 +105,8 @@ def prune_checkpoint(options: argparse.Namespace) -> list[str]:
     fresh = prune_layers(state, layers, indices)
     config = copy.deepcopy(run.config["model"])
     config["init_args"]["attention"] = pruned_entry(entry, layers[first], indices[first])
-    new = load_weights(instantiate(pl.LightningModule, config), fresh, options.output)
+    with prefixed("cannot build the pruned model", ConfigError):
+        new = load_weights(instantiate(pl.LightningModule, config), fresh, options.output)
     replaced = in_task({name: new.model.get_submodule(name) for name in layers})
     compared = compare_models(run.task, replaced, batches)
     losses = compare_losses(run.task, replaced, batches)
