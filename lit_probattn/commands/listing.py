@@ -10,6 +10,7 @@ Your own folders (LIT_PROBATTN_CONFIGS) are included.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +35,7 @@ from lit_probattn.base.errors import ConfigError, nearest, reports
 WIDTH = 100  # characters per line of text
 
 Lines = Iterator[tuple[str, str]]
+_parsed = functools.lru_cache(maxsize=8)(load_yaml)  # a bundle is read for each of its entries
 
 
 def _sentence(text: str) -> str:
@@ -77,8 +79,7 @@ def _content(path: Path) -> dict[str, Any]:
     bundle = bundle_of(path)
     place = bundle or path
     try:
-        text = place.read_text(encoding="utf-8")
-        content = load_yaml(text)
+        content = _parsed(place.read_text(encoding="utf-8"))
     except RecursionError as error:
         raise ConfigError(f"{place}: too deeply nested") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
