@@ -163,8 +163,9 @@ def reject_more_arguments(config: Any) -> None:
 def _check(part: Any, expected: dict[str, Any], path: str) -> None:
     for name, value in dict(part).items() if part is not None else ():
         if value is None and name in expected and not _allows_none(expected[name]):
-            kind = getattr(expected[name], "__name__", expected[name])
-            raise ConfigError(f"{path}.{name}: expected {kind}, received null")
+            kinds = (getattr(kind, "__name__", kind) for kind in parts_of(expected[name])[0])
+            told = f"expected {' | '.join(map(str, kinds))}, received null"
+            raise ConfigError(f"{path}.{name}: {told}")
         if any(isinstance(note, Range) for note in parts_of(expected.get(name))[1]):
             check_argument(f"{path}.{name}", value, expected[name])
 
