@@ -35,7 +35,7 @@ def list_lines(place: Place, folder: Path = FOLDER) -> list[str]:
     for name, part in kinds(folder).items():
         state = _state(name, part, place, folder)
         head = f"{name:20} {part['kind']:13} {numbers[name]:3} numbers"
-        lines.append(f"{head}  {part['title']}: {state}")
+        lines.append(f"{head}  {part.get('title', name)}: {state}")
     return lines
 
 

@@ -11,6 +11,7 @@ import time
 
 import pytest
 import torch
+import yaml
 
 from lit_probattn.compare.command import make_runs
 from lit_probattn.compare.flags import Place, parse_settings
@@ -18,11 +19,13 @@ from lit_probattn.compare.model import counts, step_operations
 from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.runs import Run
 from lit_probattn.compare.tables import FOLDER, kinds, read_table
+from lit_probattn.configs import read_yaml
 from lit_probattn.reproduce import making
 from lit_probattn.reproduce.__main__ import main
 from lit_probattn.reproduce.analyses.models import models_of
 from lit_probattn.reproduce.commands import finished
 from lit_probattn.reproduce.figures.registry import entry_of
+from lit_probattn.reproduce.head_size.grid import Grid
 from tests.compare.tiny import finished as finished_run
 from tests.compare.tiny import tiny_runs, write_tables
 from tests.support.helpers import error_of
@@ -80,6 +83,17 @@ def test_list_names_every_table_with_its_state(capsys):
     assert "0 of 210 runs finished (full protocol)" in by_name["fish_table7"]
     assert "0 of 36 runs finished (full protocol)" in by_name["low_rank_table1"]
     assert "reproduce.uea" in by_name["fish_table6"]
+
+
+def test_an_own_grid_needs_no_title(places, tmp_path, capsys):
+    grid = read_yaml(FOLDER / "head_size_reduced.yaml")
+    del grid["title"]
+    path = tmp_path / "tables" / "own.yaml"
+    path.write_text(yaml.safe_dump(grid))
+    assert main(["--list", *places]) == 0
+    (line,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("own ")]
+    assert "  own: " in line
+    assert Grid.read(path).table("own", Place()).title == "own"
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ class Grid:
         width_heads: their numbers of heads, with head size d / h.
         width_head_dim: their head size, with d / width_head_dim heads; both may be set.
         seeds: seeds of all points.
-        title: title of its report.
+        title: title of its report; the name of the file if empty.
     """
 
     task: str
@@ -227,7 +227,7 @@ class Grid:
             checkpoint="last",
         )
         made = {point.name: self._row(point) for point in points}
-        title = self.title if title is None else title
+        title = title or self.title or name
         return Table(name, title, self.seeds, 0, next(iter(made), ""), {task.name: task}, made)
 
     def _row(self, point: Point) -> Row:
