@@ -9,7 +9,13 @@ from typing import Any
 import torch
 
 from lit_probattn.base.graphs import written
-from lit_probattn.base.torch_internals import FakeTensor, FakeTensorMode, peak_bytes, storage_key
+from lit_probattn.base.torch_internals import (
+    FakeTensor,
+    FakeTensorMode,
+    FunctionalTensor,
+    peak_bytes,
+    storage_key,
+)
 
 StepFunction = Callable[[], object]
 
@@ -63,10 +69,12 @@ def device_type(device: torch.device) -> str:
 def has_numbers(tensor: torch.Tensor) -> bool:
     """Return whether a tensor has data, unlike fake tensors and those on the meta device.
 
+    AOTAutograd first runs a function on fake tensors in a `FunctionalTensor`, and records nothing.
     Other subclasses of Tensor, such as parameters, have data. This does not identify predictions:
     exports also use tensors without data.
     """
-    return not isinstance(tensor, FakeTensor) and tensor.device.type != "meta"
+    is_fake = isinstance(tensor, FakeTensor | FunctionalTensor)
+    return not is_fake and tensor.device.type != "meta"
 
 
 def only_shapes(tensor: torch.Tensor) -> bool:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._library.custom_ops import get_library_allowing_overwrite as library_of
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_iter
 
@@ -35,6 +36,7 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "FollowingModule",
+    "FunctionalTensor",
     "RenamingModule",
     "TorchDispatchMode",
     "below_autograd",

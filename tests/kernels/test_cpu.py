@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from functorch.compile import aot_function, nop
 
 import lit_probattn
 from lit_probattn.attention import (
@@ -399,6 +400,20 @@ def test_the_self_test_runs_outside_transforms(fresh):
     )
     assert found.tolist() == [1.0, 1.0, 1.0]
     assert torch.func.vmap(lambda x: x * selftest.draws_noise())(torch.ones(3)).shape == (3,)
+
+
+@needs_library
+def test_aot_autograd_records_linear_attention():
+    """It first runs the function on tensors without data, while no graph is recorded."""
+    given = [torch.randn(1, 2, 60, 4) for _ in range(3)]
+    recorded = aot_function(linear_attention, nop)
+    results = []
+    for attend in (recorded, linear_attention):
+        inputs = [x.clone().requires_grad_() for x in given]
+        out = attend(*inputs)
+        results.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected)
 
 
 @needs_library
