@@ -120,8 +120,14 @@ def _is_shape(device: torch.device) -> bool:
 
 
 def _is_native(device: torch.device) -> bool:
-    """Whether new tensors have memory on the CPU, and no graph is recorded."""
-    return device.type == "cpu" and is_computed(torch.empty(0, device=device))
+    """Whether new tensors have memory on the CPU, and no graph is recorded.
+
+    Those inside `torch.func.functionalize` have the address 0.
+    """
+    if device.type != "cpu":
+        return False
+    made = torch.empty(1, device=device)
+    return is_computed(made) and made.data_ptr() != 0
 
 
 @traceable(

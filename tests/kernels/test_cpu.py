@@ -375,6 +375,18 @@ def test_draws_on_the_cpu_do_not_depend_on_the_default_device(nan_filled_empties
         assert torch.equal(normal_noise(KEY, 2, 3, *block, CPU), noise)
 
 
+def test_draws_inside_functionalize_have_the_same_bits():
+    """New tensors have no memory there; the draws are of torch."""
+    dropout, block = AttentionDropout(0.3, KEY), (range(9), range(20))
+
+    def draw(x):
+        kept = keep_pairs(dropout, 2, 3, *block, CPU)
+        return x + kept, x + normal_noise(KEY, 2, 3, *block, CPU)
+
+    for found, expected in zip(torch.func.functionalize(draw)(torch.zeros(())), draw(torch.zeros(())), strict=True):
+        assert torch.equal(found, expected)
+
+
 class Subclass(torch.Tensor):
     """A tensor as other libraries derive it: operations on it return the same class."""
 
