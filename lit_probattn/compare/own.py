@@ -183,6 +183,11 @@ def _metrics(config: str, names: Sequence[str]) -> dict[str, Metric]:
     first = monitor.removeprefix("val/")
     if first.startswith("ppl_"):  # the test split can have another scoring mode
         first = "ppl_*"
+    pattern = next((name for name in names if {*"*?["} & {*name}), None)
+    if pattern is not None:  # it could match several scores, which is known only after the test
+        raise ConfigError(
+            f"--metric: expected the name of a score, received the pattern {pattern!r}"
+        )
     found = {}
     for given in names or [first]:
         key = given.removeprefix("test/")

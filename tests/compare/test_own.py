@@ -150,6 +150,10 @@ def test_a_language_model_is_compared_by_what_selects_its_checkpoints():
             ["--task", TASK, "--attention", "softmax", "mgk dropout=2", "--dry-run"],
             "model.init_args.attention.init_args.dropout must be in [0, 1), received 2",
         ),
+        (
+            ["--task", TASK, "--attention", "mgk", "--metric", "test/*", "--dry-run"],
+            "--metric: expected the name of a score, received the pattern 'test/*'",
+        ),
     ],
 )
 def test_bad_input_is_one_line(words, expected):
