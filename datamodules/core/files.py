@@ -9,6 +9,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import re
 import tarfile
 import zipfile
 import zlib
@@ -25,6 +26,7 @@ __all__ += ["not_found", "read_tar", "shown_name"]
 ARCHIVES = (".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 Form = Mapping[str, Sequence[str]]
 _SHOWN = 3  # names of missing files
+_ESCAPED = re.compile(r"\[([*?[])\]")  # by `glob.escape`
 
 # Exceptions that the standard library raises for a corrupt zip file; corrupt bytes can look like
 # encryption or an unknown compression.
@@ -144,7 +146,8 @@ def find_files(
                 return found
             if found:
                 first = next(iter(found.values()))[0]
-                incomplete.append(([str(folder / form[part][0]) for part in absent], first))
+                names = [_ESCAPED.sub(r"\1", form[part][0]) for part in absent]
+                incomplete.append(([str(folder / name) for name in names], first))
     if not incomplete:
         return None
     names, first = min(incomplete, key=lambda entry: len(entry[0]))

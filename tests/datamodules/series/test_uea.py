@@ -87,10 +87,13 @@ def test_files_of_ones_own_are_read_under_their_name(tmp_path, num_features):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    (tmp_path / "Heartbeat").mkdir()
-    (tmp_path / "Heartbeat" / "Heartbeat_TRAIN.ts").write_text("x")
-    with pytest.raises(MissingDataError, match=r"but missing .*Heartbeat_TEST\.ts"):
-        UEA("Heartbeat", data_dir=str(tmp_path)).setup()
+    for name in ("Heartbeat", "Mine[1]"):
+        place = tmp_path / name
+        place.mkdir()
+        (place / f"{name}_TRAIN.ts").write_text("x")
+        with pytest.raises(MissingDataError) as caught:
+            UEA(name, data_dir=str(tmp_path)).setup()
+        assert str(caught.value).endswith(f"but missing {place}/{name}_TEST.ts")
     with pytest.raises(MissingDataError, match=r"JapaneseVowels_TRAIN\.ts.* source to bundled"):
         UEA("JapaneseVowels", data_dir=str(tmp_path)).setup()
 
