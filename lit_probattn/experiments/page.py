@@ -201,7 +201,7 @@ class Page:
                 shutil.copyfile(one, path)
                 written.append(path)
             else:
-                note = f"{self.title} | {one.caption} | {self.made.note}"
+                note = " | ".join(filter(None, (self.title, one.caption, self.made.note)))
                 written += save_figure(one.drawn(), path, note, one.claim)
         for ending in (PNG, SVG):
             for old in set((folder / FIGURES).glob(f"*{ending}")) - set(written):
