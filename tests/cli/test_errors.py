@@ -52,7 +52,7 @@ WRONG = [
 # As one above: another key or class, another check of a constructor or of the trainer. What a plan
 # of a run rejects: tests/training/test_run_folder.py.
 MORE = [
-    (["--data.init_args.batch_size", "0"], "data.init_args: batch_size must be at least 1"),
+    (["--data.init_args.batch_size", "0"], "data.init_args.batch_size must be at least 1"),
     (["--run.name", "../../escape"], r"run.name must be .* one folder .* '../../escape'"),
     (["--ckpt_path", "last"], "nothing to continue: .*auto"),
     (["--ckpt_path", ""], "--ckpt_path is empty: "),
