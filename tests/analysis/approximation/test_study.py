@@ -16,10 +16,10 @@ from lit_probattn.analysis.approximation import figures
 from lit_probattn.analysis.approximation.layers import open_call
 from lit_probattn.analysis.approximation.measure import LocalErrors
 from lit_probattn.analysis.approximation.methods import ESTIMATE, EXACT, Oblivious
-from lit_probattn.attention import SoftmaxAttention
 from lit_probattn.base.rows import RowStore
 from lit_probattn.models.language_model import IGNORE
 from lit_probattn.training.trained import open_trained
+from tests.analysis.approximation.inputs import padded_samples
 from tests.analysis.made import checkpoint
 from tests.datamodules.text import made as made_text
 from tests.support.helpers import error_of, with_options
@@ -238,12 +238,7 @@ def test_scopes_and_comparison(tmp_path):
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_errors_of_layers_do_not_depend_on_batches(is_causal):
     """Samples of 7 and 12 positions in one padded batch, and each alone; 8 keys are all of one."""
-    layer = SoftmaxAttention(16, 2, head_dim=8).double().eval()
-    torch.manual_seed(0)
-    for parameter in layer.parameters():
-        torch.nn.init.normal_(parameter, std=0.4)
-    x = torch.randn(2, 12, 16, dtype=torch.float64)
-    mask = torch.arange(12) < torch.tensor([[7], [12]])
+    layer, x, mask = padded_samples()
     together, alone = (LocalErrors([Oblivious(r) for r in (1, 3, 8)], (1,)) for _ in range(2))
     together.core(open_call("layer", layer, x, key_mask=mask, is_causal=is_causal))
     alone.core(open_call("layer", layer, x[:1, :7], is_causal=is_causal))

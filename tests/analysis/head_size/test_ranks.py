@@ -27,6 +27,7 @@ from lit_probattn.base.errors import ConfigError
 from lit_probattn.reproduce.__main__ import main
 from lit_probattn.reproduce.head_size.grid import Grid, perplexity_of
 from lit_probattn.reproduce.head_size.parameters import Sizes, model_parameters
+from tests.analysis.approximation.inputs import padded_samples
 from tests.analysis.made import checkpoint
 from tests.compare.tiny import run_commands_here
 from tests.datamodules.text import made as made_text
@@ -77,12 +78,7 @@ def test_truncation_is_the_best_of_its_rank_and_whole_at_the_end():
 @pytest.mark.parametrize("rank", [1, 4, 8])
 def test_padding_has_no_part_in_the_rank(rank, is_causal):
     """The first sample of a padded batch, and the same alone."""
-    layer = SoftmaxAttention(16, 2, head_dim=8).double().eval()
-    torch.manual_seed(0)
-    for parameter in layer.parameters():
-        torch.nn.init.normal_(parameter, std=0.4)
-    x = torch.randn(2, 12, 16, dtype=torch.float64)
-    mask = torch.arange(12) < torch.tensor([[7], [12]])
+    layer, x, mask = padded_samples()
     both = open_call("layer", layer, x, key_mask=mask, is_causal=is_causal)
     alone = open_call("layer", layer, x[:1, :7], is_causal=is_causal)
     found, expected = truncated_output(both, rank)[0, :, :7], truncated_output(alone, rank)[0]
