@@ -727,10 +727,16 @@ static void put(const Call *f, real *to, int64_t at, long stride, const real *fr
 
 INLINE int needed(const Call *f, int64_t b, int64_t i) { return !f->query_mask || f->query_mask[b * f->query_mask_strides[0] + i]; }
 
+/* One past the last key that a query before `row` sees. */
+INLINE int64_t last_key(const Room *m, const Call *f, int64_t row) {
+    const int64_t seen = row + f->cols - f->rows;
+    return f->causal && seen < m->length ? seen : m->length;
+}
+
 /* Items are (owner, tile of queries). */
 int NAMED(tiles_forward)(const Call *f, int64_t from, int64_t to) {
     const int64_t H = f->heads, N = f->rows, L = f->cols, E = f->size, V = upto(f->value_size, 16), tiles = (N + TALL - 1) / TALL;
-    const int64_t *ks = f->key_strides, *vs = f->value_strides, *os = f->out_strides, offset = L - N;
+    const int64_t *ks = f->key_strides, *vs = f->value_strides, *os = f->out_strides;
     const int heads = f->common ? (int)H : 1;
     Room room = {0}, *m = &room;
     if (!room_make(m, f, 0, (size_t)heads)) return 1;
@@ -742,14 +748,14 @@ int NAMED(tiles_forward)(const Call *f, int64_t from, int64_t to) {
         if (z != owner) columns(m, f, b, h, 0, upto(L, WIDE)), divide_columns(m, f, 0, upto(L, WIDE));
         owner = z;
         row_terms(m, f, b, h, i, count);
-        for (int64_t j = 0; j < L && key_head != packed; j += WIDE)
+        for (int64_t j = 0; j < m->length && key_head != packed; j += WIDE)
             for (int r = 0; r < f->maps; r++)
                 pack(f, m->panels[r] + j * entries(f, E), place(f, f->key, b * ks[0] + (key_head - b * f->key_heads) * ks[1] + r * ks[2] + j * ks[3]), ks[3],
                      least(L - j, WIDE), E);
         packed = key_head;
         for (int64_t v = 0; v < (f->common ? f->value_heads : 1) && value_head != copied; v++)
-            copy_rows(f, m->values + v * upto(L, WIDE) * V, V, place(f, f->value, b * vs[0] + (value_head - b * f->value_heads + v) * vs[1]), vs[2], (int)L,
-                      f->value_size);
+            copy_rows(f, m->values + v * upto(L, WIDE) * V, V, place(f, f->value, b * vs[0] + (value_head - b * f->value_heads + v) * vs[1]), vs[2],
+                      (int)m->length, f->value_size);
         copied = value_head;
         fill_queries(m, f, b, h, i, count);
         for (int n = 0; n < heads * TALL; n++) m->top[n] = (real)-INFINITY;
@@ -757,7 +763,7 @@ int NAMED(tiles_forward)(const Call *f, int64_t from, int64_t to) {
         memset(m->out, 0, sizeof(real) * (size_t)(heads * TALL * V));
         int some = 0;
         for (int n = 0; n < count; n++) some |= needed(f, b, i + n);
-        const int64_t seen = i + count + offset, stop = f->causal && seen < m->length ? seen : m->length;
+        const int64_t stop = last_key(m, f, i + count);
         for (int64_t j = 0; some && j < stop; j += WIDE) {
             const int cols = least(L - j, WIDE);
             make_maps(m, f, b, i, j, count, cols, height, j / WIDE);
@@ -768,7 +774,7 @@ int NAMED(tiles_forward)(const Call *f, int64_t from, int64_t to) {
                 if (f->draw) keep_pairs(m, f, b, h + x, i, j, count);
                 weigh(m, &form, m->top + x * TALL, m->total + x * TALL * VL, j, count, o, V);
                 const real *values = m->values + (x * (f->common ? f->value_heads : 0) / H * upto(L, WIDE) + (low(f) ? j / 2 : j)) * V;
-                gather(f, m->w, values, V, o, height, cols);
+                gather(f, m->w, values, V, o, height, least(stop - j, WIDE));
             }
         }
         for (int x = 0; x < heads; x++)
@@ -874,9 +880,9 @@ int NAMED(tiles_backward)(const Call *f, int64_t b, int64_t from, int64_t to, in
             copied = value_head;
             for (int64_t r = 0; r < K && col_head != termed; r++) memset(m->grad_cols[r], 0, sizeof(real) * WIDE);
             termed = col_head;
-            const int64_t seen = f->causal && j - offset > 0 ? (j - offset) / TALL * TALL : 0;
-            for (int64_t i = seen; i < N; i += TALL) {
-                const int count = least(N - i, TALL), height = (int)upto(count, DOWN);
+            const int64_t start = f->causal && j - offset > 0 ? (j - offset) / TALL * TALL : 0;
+            for (int64_t i = start; i < N; i += TALL) {
+                const int count = least(N - i, TALL), height = (int)upto(count, DOWN), seen = least(last_key(m, f, i + count) - j, WIDE);
                 int some = 0;
                 for (int x = 0; x < heads; x++) some |= m->wanted[((h - from + x) * rows + i) / TALL];
                 if (!some) continue;
@@ -912,7 +918,7 @@ int NAMED(tiles_backward)(const Call *f, int64_t b, int64_t from, int64_t to, in
                 for (int64_t r = 0; r < (f->common ? R : 1) && f->grad_query; r++) {
                     real *restrict to = f->grad_query + slot * f->batch * (f->common ? R : H) * N * E + b * qs[0] + (f->common ? r : h) * qs[1] + i * qs[2];
                     memset(m->grad_queries, 0, sizeof(real) * (size_t)(TALL * full));
-                    for (int64_t k = r; k < (f->common ? r + 1 : R); k++) gather(f, across(f, maps[k], count), m->key_rows[k], full, m->grad_queries, height, cols);
+                    for (int64_t k = r; k < (f->common ? r + 1 : R); k++) gather(f, across(f, maps[k], count), m->key_rows[k], full, m->grad_queries, height, seen);
                     for (int n = 0; n < count; n++) {
                         const real *row = m->grad_queries + n * full;
                         int64_t e = 0;

@@ -211,7 +211,7 @@ def _forward(call: Inputs, keeps: bool = True) -> tuple[Tensor, Tensor]:
     block, function = _describe(call, out, sums), _function("forward", call)
     batch, _, rows, _ = call.query.shape
     items = (batch if call.common else batch * call.heads) * -(-rows // TALL)
-    jobs = min(items, torch.get_num_threads() * (4 if torch.get_num_threads() > 1 else 1))
+    jobs = min(items, torch.get_num_threads() * (16 if torch.get_num_threads() > 1 else 1))
     stops = [items * n // jobs for n in range(jobs + 1)]
     run_jobs(lambda n: function(ctypes.byref(block), stops[n], stops[n + 1]), range(jobs))
     return out, sums
