@@ -16,7 +16,7 @@ import threading
 import time
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from traceback import walk_stack
 from typing import Any, TypeVar, cast
 
@@ -46,6 +46,7 @@ __all__ = [
     "is_batched_gradient",
     "is_decomposed",
     "is_exporting",
+    "is_intercepted",
     "is_proxied",
     "is_transformed",
     "library_of",
@@ -187,6 +188,21 @@ def is_transformed() -> bool:
     if torch.compiler.is_compiling():  # the compiler records transforms differently
         return False
     return torch._C._functorch.maybe_current_level() is not None
+
+
+def is_intercepted(tensors: Iterable[Tensor]) -> bool:
+    """Return whether something between a call and its kernels needs to see an operator.
+
+    These are the compiler, tracers, dispatch modes, transforms of `torch.func`, subclasses of
+    Tensor, and tensors without data.
+    """
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._is_tracing()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.maybe_current_level() is not None
+        or any(type(x) not in (Tensor, nn.Parameter) or x.is_meta for x in tensors)
+    )
 
 
 def in_backward() -> bool:

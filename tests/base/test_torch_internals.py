@@ -57,6 +57,35 @@ def test_several_gradients_at_once_are_recognized():
     assert seen == [False, True]
 
 
+def test_operators_are_intercepted_by_modes_transforms_tracers_and_subclasses():
+    class Mode(torch_internals.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    seen = []
+
+    def note(x):
+        seen.append(torch_internals.is_intercepted([torch.ones(2), x]))
+        return x * 2
+
+    x = torch.ones(3)
+    note(x), note(torch.nn.Parameter(x)), note(x.clone().requires_grad_())
+    assert seen == [False] * 3
+    seen.clear()
+    with Mode():
+        note(x)
+    with torch_internals.FakeTensorMode() as mode:
+        note(mode.from_tensor(x))
+    note(mode.from_tensor(x))
+    note(x.to("meta"))
+    note(x.as_subclass(type("Named", (torch.Tensor,), {})))
+    torch.func.vmap(note)(x)
+    torch.func.functionalize(note)(x)
+    torch.fx.experimental.proxy_tensor.make_fx(note)(x)
+    torch.jit.trace(note, x, check_trace=False)
+    assert seen == [True] * 9
+
+
 def test_an_export_is_no_compiled_graph():
     class Note(torch.nn.Module):
         def forward(self, x):

@@ -11,7 +11,6 @@ from torch._subclasses import FakeTensorMode
 from lit_probattn.attention import FiSHAttention, LinearAttention, LinearFiSHAttention, MLKAttention
 from lit_probattn.attention.cost.fish import Mixing, mixing_macs
 from lit_probattn.kernels.fish.operators import fish_forward
-from lit_probattn.kernels.linear.operators import linear_forward
 from lit_probattn.measure.counters import torch_flops
 from tests.support.slow import mostly_slow
 
@@ -46,7 +45,8 @@ def fish_arguments(noise, units):
 
 @pytest.mark.parametrize(("noise", "units"), mostly_slow([(0, 0), (1, U), (2, 0)], [(2, 0)]))
 def test_fish_passes_opcheck(noise, units):
-    torch.library.opcheck(fish_forward, fish_arguments(noise, units), test_utils=CHECKS)
+    operator = torch.ops.lit_probattn.fish_forward.default
+    torch.library.opcheck(operator, fish_arguments(noise, units), test_utils=CHECKS)
 
 
 def test_gradients_of_tensors_without_data_have_the_strides_of_real_ones():
@@ -70,9 +70,8 @@ def test_linear_passes_opcheck(weighted):
     inputs = (draw_query(heads), draw(B, G, L, E), draw(B, G, L, D))
     masks = (torch.rand(B, L, device=DEVICE) < 0.8, torch.rand(B, G, L, device=DEVICE))
     switches = (1, not weighted, False, True, True, 0.01, 0.7, True)
-    torch.library.opcheck(
-        linear_forward, (*inputs, *mixture, *weights, *masks, *switches), test_utils=CHECKS
-    )
+    args = (*inputs, *mixture, *weights, *masks, *switches)
+    torch.library.opcheck(torch.ops.lit_probattn.linear_forward.default, args, test_utils=CHECKS)
 
 
 FISH = {"num_heads": 3, "num_global_heads": 2}

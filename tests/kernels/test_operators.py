@@ -11,7 +11,6 @@ from torch.utils.checkpoint import checkpoint
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.base.memory import predicted_bytes
 from lit_probattn.base.torch_internals import TorchDispatchMode
-from lit_probattn.kernels.dense.lowering import lower_points
 from lit_probattn.kernels.dense.operators import mixture_attention
 from lit_probattn.kernels.operator import define_operators
 from lit_probattn.kernels.runtime import draw_tensor, interpreted
@@ -22,6 +21,7 @@ from tests.kernels.test_fish_operators import LAYERS as OTHERS
 from tests.support.slow import mostly_slow
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+OPERATORS = torch.ops.lit_probattn
 B, H, N, L, E, K = 1, 2, 9, 11, 8, 2
 
 
@@ -49,7 +49,7 @@ def arguments(products, terms, *, kind="soft", masked=False, grad=True):
     ],
 )
 def test_operator_passes_opcheck(args):
-    torch.library.opcheck(mixture_attention, args(), test_utils=(
+    torch.library.opcheck(OPERATORS.mixture_attention.default, args(), test_utils=(
         "test_schema", "test_autograd_registration", "test_faketensor",
         "test_aot_dispatch_dynamic",
     ))  # fmt: skip
@@ -63,8 +63,8 @@ def test_operator_of_points_passes_opcheck(shifted):
     query = torch.randn(B, N, H * E, device=DEVICE).unflatten(-1, (H, E)).transpose(1, 2)
     numbers = torch.rand(1, K, 2 + E if shifted else 2, device=DEVICE).requires_grad_()
     key = draw(B, 1, 1 if shifted else K, L, E)
-    torch.library.opcheck(lower_points, (query.requires_grad_(), key, numbers, True, False),
-        test_utils=(
+    torch.library.opcheck(OPERATORS.lower_points.default, (query.requires_grad_(), key, numbers,
+        True, False), test_utils=(
         "test_schema", "test_autograd_registration", "test_faketensor",
         "test_aot_dispatch_dynamic",
     ))  # fmt: skip
@@ -225,6 +225,18 @@ def test_words_of_a_draw_are_made_on_the_device():
     assert draw_tensor((1, 2**32 - 1), torch.tensor([5, 4])).tolist() == [1, 2**32 - 1, 5, 4]
 
 
+class Seen(TorchDispatchMode):
+    """Notes the names of operators."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
 class Product(NamedTuple):
     """Inputs of an operator that multiplies."""
 
@@ -258,3 +270,17 @@ def test_an_operator_computes_gradients_once():
     with torch.no_grad():
         assert multiply(x, y).grad_fn is None
     assert multiply(x.detach(), y.detach()).grad_fn is None
+    with Seen() as seen:
+        out = multiply(x, y)
+        assert torch.autograd.grad(out, y, grad)[0].equal(grad * x)
+    assert [name for name in seen.names if "multiplied" in name] == [
+        "lit_probattn::multiplied",
+        "lit_probattn::multiplied_backward",
+    ]
+    out = multiply(x, y)
+    with Seen() as seen:
+        torch.autograd.grad(out, y, grad)
+    assert "lit_probattn::multiplied_backward" in seen.names
+    rows = torch.randn(4, 3)
+    found = torch.autograd.grad(multiply(x, y), y, rows, is_grads_batched=True)
+    assert found[0].equal(rows * x)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from lit_probattn.base.graphs import written
 from lit_probattn.base.memory import only_shapes
 from lit_probattn.kernels.cpu.jobs import run_jobs
 from lit_probattn.kernels.cpu.library import load
@@ -16,13 +18,12 @@ from lit_probattn.kernels.cpu.structure import (
     MOST,
     TALL,
     Block,
-    define,
     numbers,
     pointers,
     reals,
     strides,
 )
-from lit_probattn.kernels.operator import new_gradients
+from lit_probattn.kernels.operator import define_operators, new_gradients
 
 FeatureMap = Literal["none", "elu", "relu"]
 MAPS = ("none", "elu", "relu")
@@ -122,7 +123,7 @@ def linear_by_chunks(call: LinearInputs) -> Tensor:
                 f"linear attention by chunks expected {name} in {call.query.dtype}, received "
                 f"{given.dtype}"
             )
-    return _linear(call)
+    return _linear(*call)[0]
 
 
 def _new_outputs(call: LinearInputs) -> tuple[Tensor, Tensor]:
@@ -214,4 +215,17 @@ def _backward(
     return made
 
 
-_linear = define("linear_chunks", LinearInputs, _forward, _backward, _new_outputs, _GRADS)
+_linear = define_operators(
+    ("linear_chunks", "linear_chunks_backward"),
+    LinearInputs,
+    _forward,
+    _backward,
+    new_outputs=_new_outputs,
+    gradients=_GRADS,
+    optional=tuple((name,) for name in _GRADS),
+    flops=None,
+    keep_strides=True,
+    dtype=None,
+    is_seen=lambda _: written() == "compiled",
+    inference=partial(_forward, keeps=False),
+)

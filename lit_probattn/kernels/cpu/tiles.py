@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from lit_probattn.base.graphs import written
 from lit_probattn.base.memory import only_shapes
 from lit_probattn.kernels.cpu.jobs import run_jobs
 from lit_probattn.kernels.cpu.library import load
@@ -21,13 +22,12 @@ from lit_probattn.kernels.cpu.structure import (
     MOST,
     TALL,
     Block,
-    define,
     numbers,
     pointers,
     reals,
     strides,
 )
-from lit_probattn.kernels.operator import new_gradients
+from lit_probattn.kernels.operator import define_operators, new_gradients
 
 Reduction = Literal["soft", "hard", "sum", "layers", "power"]
 KINDS = ("soft", "hard", "sum", "layers", "power")
@@ -203,8 +203,7 @@ def _new_outputs(call: Inputs) -> tuple[Tensor, Tensor]:
     return out, call.value.new_empty(2, batch, call.heads, rows, dtype=call.dtype)
 
 
-def _forward(call: Inputs, keeps: bool = True) -> tuple[Tensor, Tensor]:
-    """Compute the output and, with or without `keeps`, the sums, which are small."""
+def _forward(call: Inputs) -> tuple[Tensor, Tensor]:
     out, sums = _new_outputs(call)
     if only_shapes(out) or not out.numel():
         return out, sums
@@ -306,7 +305,19 @@ def attend(call: Inputs) -> Tensor:
         TypeError: dtypes do not match.
     """
     _check(call)
-    return _attention(call)
+    return _attention(*call)[0]
 
 
-_attention = define("tiles", Inputs, _forward, _backward, _new_outputs, (*_GRADS, *_MIXING))
+_attention = define_operators(
+    ("tiles", "tiles_backward"),
+    Inputs,
+    _forward,
+    _backward,
+    new_outputs=_new_outputs,
+    gradients=(*_GRADS, *_MIXING),
+    optional=tuple((name,) for name in (*_GRADS, *_MIXING)),
+    flops=None,
+    keep_strides=True,
+    dtype=None,
+    is_seen=lambda _: written() == "compiled",
+)
