@@ -43,6 +43,7 @@ __all__ = [
     "constant_in_graphs",
     "default_store",
     "in_backward",
+    "in_forward_mode",
     "is_batched_gradient",
     "is_decomposed",
     "is_exporting",
@@ -184,10 +185,10 @@ def is_proxied() -> bool:
 
 
 def is_transformed() -> bool:
-    """Return whether this runs inside a transform of `torch.func`, such as vmap, grad or jvp."""
+    """Return whether this runs inside a transform of `torch.func`, or in forward-mode AD."""
     if torch.compiler.is_compiling():  # the compiler records transforms differently
         return False
-    return torch._C._functorch.maybe_current_level() is not None
+    return torch._C._functorch.maybe_current_level() is not None or in_forward_mode()
 
 
 def is_intercepted(tensors: Iterable[Tensor]) -> bool:
@@ -203,6 +204,11 @@ def is_intercepted(tensors: Iterable[Tensor]) -> bool:
         or torch._C._functorch.maybe_current_level() is not None
         or any(type(x) not in (Tensor, nn.Parameter) or x.is_meta for x in tensors)
     )
+
+
+def in_forward_mode() -> bool:
+    """Return whether tensors may have tangents (`torch.autograd.forward_ad.dual_level`)."""
+    return torch.autograd.forward_ad._current_level >= 0
 
 
 def in_backward() -> bool:

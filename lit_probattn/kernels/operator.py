@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, get_type_hints
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from lit_probattn.base.graphs import NO_SECOND_DERIVATIVE, reject_second_derivative
 from lit_probattn.base.torch_internals import (
     below_autograd,
+    in_forward_mode,
     is_batched_gradient,
     is_intercepted,
     library_of,
@@ -85,13 +86,18 @@ class _Operator:
         operator: Any = self.overload
 
         def call(*args: Any) -> Any:
-            tensors = (x for x in args if isinstance(x, Tensor))
-            if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+            if _is_differentiated(x for x in args if isinstance(x, Tensor)):
                 return apply(*args)
             with below_autograd():
                 return operator(*args)
 
         self._library.impl(operator, call, "Autograd")
+
+
+def _is_differentiated(tensors: Iterable[Tensor]) -> bool:
+    """Return whether a derivative of a call with these tensors may be needed."""
+    has_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    return has_gradient or in_forward_mode()
 
 
 class _WithoutDerivative(torch.autograd.Function):
@@ -264,7 +270,7 @@ def define_operators(
         tensors = present(args[:num_tensors])
         if is_seen(tensors):
             return first(*args)
-        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        if _is_differentiated(tensors):
             return direct(*args)
         return alone((inference or forward)(inputs(*args)))
 

@@ -57,6 +57,12 @@ def test_several_gradients_at_once_are_recognized():
     assert seen == [False, True]
 
 
+def test_tangents_exist_inside_a_dual_level_only():
+    assert not torch_internals.in_forward_mode()
+    with torch.autograd.forward_ad.dual_level():
+        assert torch_internals.in_forward_mode()
+
+
 def test_operators_are_intercepted_by_modes_transforms_tracers_and_subclasses():
     class Mode(torch_internals.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):

@@ -8,6 +8,7 @@ from itertools import product
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import lit_probattn
 from lit_probattn import functional as LF
@@ -184,6 +185,9 @@ def test_transforms_of_torch_func(name):
     torch.testing.assert_close(torch.func.vmap(layer)(x[None])[0], layer(x))
     _, slope = torch.func.jvp(loss, (x,), (tangent,))
     torch.testing.assert_close(slope, (expected * tangent).sum())
+    with forward_ad.dual_level():
+        dual = loss(forward_ad.make_dual(x, tangent))
+        assert forward_ad.unpack_dual(dual).tangent.equal(slope)
     if "blockwise" in layer.core.backends:
         layer.backend = "blockwise"
         with pytest.raises(NotImplementedError, match=r"torch\.func.*reference"):

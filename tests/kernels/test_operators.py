@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from torch.autograd.forward_ad import dual_level, make_dual
 from torch.utils.checkpoint import checkpoint
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
@@ -281,6 +282,10 @@ def test_an_operator_computes_gradients_once():
     with Seen() as seen:
         torch.autograd.grad(out, y, grad)
     assert "lit_probattn::multiplied_backward" in seen.names
+    with dual_level():
+        for operator in (multiply, OPERATORS.multiplied):
+            with pytest.raises(NotImplementedError, match="jvp"):
+                operator(make_dual(x.detach(), grad), y.detach())
     rows = torch.randn(4, 3)
     found = torch.autograd.grad(multiply(x, y), y, rows, is_grads_batched=True)
     assert found[0].equal(rows * x)

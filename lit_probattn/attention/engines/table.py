@@ -25,13 +25,14 @@ def by_equation(call: HeadCall, variant: Any) -> Tensor:
     )
 
 
+_TRANSFORM = {"transform": "cannot be transformed by torch.func or forward-mode AD"}
 # Features that no engine with blocks supports.
 LACKS_OF_BLOCKS = {
-    "transform": "cannot be transformed by torch.func (vmap, grad, jvp)",
+    **_TRANSFORM,
     "dynamic": "cannot be exported for a dynamic number of positions: it counts its blocks",
 }
 LACKS_OF_OPERATORS = {
-    "transform": "cannot be transformed by torch.func (vmap, grad, jvp)",
+    **_TRANSFORM,
     "exported": "cannot be exported: it is not an operation of PyTorch",
 }
 # Features that cross-attention does not support.
