@@ -13,8 +13,6 @@ from datamodules.core.files import expand, is_archive
 from datamodules.core.tables import TABLES, read_table
 from lit_probattn.base.errors import DataError, MissingDataError, nearest
 
-__all__ = ["KINDS", "kind_of"]
-
 # Kind on the command line -> name in the registry.
 KINDS = {"texts": "own_texts", "text": "own_text", "series": "own_series"}
 KINDS["images"], KINDS["translation"] = "own_images", "translation"

@@ -12,8 +12,6 @@ from datamodules.core.sequences import Ragged, TokenSplit
 from lit_probattn.base.arguments import Count
 from lit_probattn.base.errors import DataError
 
-__all__ = ["Synthetic"]
-
 
 class Synthetic(Generated):
     """Sequences of random tokens in which one of `num_classes` marker tokens occurs.

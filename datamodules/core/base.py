@@ -39,8 +39,6 @@ from datamodules.core.sequences import PadCollate
 from lit_probattn.base.arguments import Count, OnlyWith, WholeNumber, checks_arguments
 from lit_probattn.base.errors import DataError, MissingDataError
 
-__all__ = ["SPLITS", "CachedDataModule", "DataModule", "Generated", "Published", "Split"]
-
 _log = logging.getLogger("datamodules")
 
 SplitName = Literal["train", "val", "test"]

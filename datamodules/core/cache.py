@@ -31,17 +31,6 @@ from lit_probattn.base.errors import DamagedError, DataError, MissingDataError
 from lit_probattn.base.files import digest, file_digest, replace_text, sync
 from lit_probattn.base.locks import claim
 
-__all__ = [
-    "Cache",
-    "CacheSpec",
-    "CacheWriter",
-    "Mapped",
-    "default_root",
-    "ensure_cache",
-    "hash_sources",
-    "open_cache",
-]
-
 FORMAT_VERSION = 3
 _META = "meta.json"
 _FACTS = "facts"

@@ -18,9 +18,6 @@ from lit_probattn.base.arguments import OnlyWith, changed_arguments
 from lit_probattn.base.errors import DataError
 from lit_probattn.base.files import fingerprint
 
-__all__ = ["Divided", "HeldOut", "check_shares", "divide"]
-
-
 _log = logging.getLogger("datamodules")
 _GIVEN = {
     "val_fraction": "the validation split has files",

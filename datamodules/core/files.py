@@ -20,9 +20,6 @@ from typing import Any
 
 from lit_probattn.base.errors import DataError, MissingDataError
 
-__all__ = ["ARCHIVES", "DAMAGED", "Release", "expand", "extract", "find_files", "is_archive"]
-__all__ += ["not_found", "read_tar", "shown_name"]
-
 ARCHIVES = (".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 Form = Mapping[str, Sequence[str]]
 _SHOWN = 3  # names of missing files

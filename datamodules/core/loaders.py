@@ -22,11 +22,6 @@ from datamodules.core.packed_order import PackedOrder
 from datamodules.core.token_order import TokenBatchOrder, TokenEvaluationOrder
 from lit_probattn.base.errors import DataError
 
-__all__ = [
-    *("Batch", "EvaluationLoader", "EvaluationOrders", "TrainingLoader", "TrainingOrders"),
-    "ignore_stop_signals",
-]
-
 Batch = dict[str, Tensor]
 TrainingOrders = TrainingOrder | TokenBatchOrder | PackedOrder
 EvaluationOrders = EvaluationOrder | TokenEvaluationOrder

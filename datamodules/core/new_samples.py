@@ -15,8 +15,6 @@ from datamodules.core.loaders import EvaluationLoader
 from lit_probattn.base.errors import DataError, MissingDataError
 from lit_probattn.base.files import file_digest
 
-__all__ = ["UNLABELLED", "NewSamples", "is_labelled", "new_spec"]
-
 UNLABELLED = -1  # target of a sample without a label
 
 

@@ -25,9 +25,6 @@ import numpy.typing as npt
 
 from lit_probattn.base.errors import DataError, require_at_least
 
-__all__ = ["FILL", "EvaluationOrder", "RotatingOrder", "TrainingOrder"]
-__all__ += ["choose_per_class", "hashes", "permutation"]
-
 FILL = -1
 _ROTATION = 0x726F74617465  # separates RotatingOrder from training
 

@@ -24,17 +24,6 @@ from datamodules.core.tables import TABLES
 from lit_probattn.base.errors import DataError, MissingDataError
 from lit_probattn.base.files import fingerprint
 
-__all__ = [
-    "AtPath",
-    "ClassMap",
-    "OwnSamples",
-    "Rows",
-    "beginning",
-    "by_split",
-    "class_lines",
-]
-__all__ += ["length_line", "required_path", "split_of", "warn_ignored"]
-
 _log = logging.getLogger("datamodules")
 # Accepted names of a split's file, `mine_TRAIN.ts` included.
 _NAMES = {

@@ -20,8 +20,6 @@ import numpy.typing as npt
 from datamodules.core.order import FILL, ONE_RANK, MicroSteps, hashes, permutation
 from lit_probattn.base.errors import DataError
 
-__all__ = ["PackedOrder", "PackedRows", "first_fit"]
-
 _OPEN = 16  # rows that can still receive samples
 _PACKING = 0x7061636B696E67  # separates the order of first fit from that of rows
 

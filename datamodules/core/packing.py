@@ -13,8 +13,6 @@ from torch import Tensor
 from datamodules.core.base import DataModule
 from datamodules.core.packed_order import PackedOrder, PackedRows
 
-__all__ = ["PackedCollate", "PackedTraining"]
-
 
 @dataclass(frozen=True)
 class PackedCollate:

@@ -10,8 +10,6 @@ from datamodules.core.base import CachedDataModule, DataModule
 from datamodules.core.new_samples import is_labelled
 from datamodules.core.own import ClassMap
 
-__all__ = ["compare", "compare_size", "data_warnings", "describe", "outline"]
-
 # Longer lists of source files are only counted.
 _MOST_SOURCES = 8
 # Fewer samples give an unreliable score.

@@ -15,10 +15,6 @@ from torch import Tensor
 from datamodules.core.cache import Cache, CacheWriter, Mapped
 from datamodules.core.order import FILL
 
-__all__ = ["PadCollate", "PairSplit", "Ragged", "Sample", "SequenceSplit", "TokenSplit"]
-__all__ += ["as_targets", "batch_of", "next_power_of_two", "padded", "padded_length"]
-__all__ += ["ragged_writer", "write_sequences"]
-
 
 @dataclass(frozen=True, eq=False)
 class Ragged(Mapped):

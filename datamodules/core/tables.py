@@ -15,8 +15,6 @@ from typing import Any
 
 from lit_probattn.base.errors import DataError, MissingDataError, nearest
 
-__all__ = ["TABLES", "Table", "labels_in", "labels_of", "read_released", "read_table", "read_utf8"]
-
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 _LONGEST_FIELD = (1 << 31) - 1
 # A column with more classes than this, most of them unique, does not contain labels.

@@ -29,8 +29,6 @@ import numpy.typing as npt
 from datamodules.core.order import FILL, ONE_RANK, MicroSteps, hashes, permutation
 from lit_probattn.base.errors import DataError, require_at_least
 
-__all__ = ["Lengths", "Place", "TokenBatchOrder", "TokenEvaluationOrder"]
-
 Place = tuple[int, int]
 
 

@@ -19,8 +19,6 @@ from datamodules.core.order import TrainingOrder
 from datamodules.core.sequences import batch_of
 from datamodules.images.samples import Request, Sample, seeded
 
-__all__ = ["ImageCollate", "Mixing", "RequestOrder"]
-
 _MIX = 0x313  # separates these draws from order and transforms
 
 

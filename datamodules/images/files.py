@@ -20,9 +20,6 @@ from datamodules.core.tables import read_table, read_utf8
 from lit_probattn.base.errors import DataError, MissingDataError
 from lit_probattn.base.files import digest_of
 
-__all__ = ["SUFFIXES", "ImageFiles", "find_root", "image_names", "images_of_classes"]
-__all__ += ["read_train", "read_val", "subfolders"]
-
 SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".ppm", ".webp")
 
 # Folders below data_dir that can contain train and val.

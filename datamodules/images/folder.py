@@ -36,8 +36,6 @@ from lit_probattn.base.arguments import with_defaults
 from lit_probattn.base.errors import DataError
 from lit_probattn.base.files import fingerprint
 
-__all__ = ["ImageFolder"]
-
 _log = logging.getLogger("datamodules")
 
 

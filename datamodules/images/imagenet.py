@@ -29,8 +29,6 @@ from lit_probattn.base.arguments import (
 from lit_probattn.base.errors import DamagedError, DataError
 from lit_probattn.base.files import digest
 
-__all__ = ["ImageNet"]
-
 _CROP_SCALE = (0.08, 1.0)  # smallest and largest fraction of an image in a random crop
 _PER_LINE = 8  # classes per line of the report
 _RECIPE = OnlyWith(augmentation="recipe")

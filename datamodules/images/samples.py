@@ -24,8 +24,6 @@ from datamodules.core.order import FILL, hashes
 from datamodules.images.files import ImageFiles
 from lit_probattn.base.errors import DamagedError
 
-__all__ = ["ImageSplit", "Request", "Sample", "open_image", "seeded"]
-
 # Pillow detects formats by content: without a list, an EPS named .JPEG would start Ghostscript.
 FORMATS = ("JPEG", "PNG", "BMP", "PPM", "WEBP")
 

@@ -15,8 +15,6 @@ from datamodules.core.files import Release
 from datamodules.lra.arena import RELEASE, RELEASE_FOLDERS
 from lit_probattn.base.errors import DataError
 
-__all__ = ["MAX_TEXT_BYTES", "SPLIT_FILES", "Pair", "find_release", "read_pairs"]
-
 SPLIT_FILES = {
     "train": "new_aan_pairs.train.tsv",
     "val": "new_aan_pairs.eval.tsv",

@@ -25,9 +25,6 @@ from datamodules.core.sequences import (
 from lit_probattn.base.arguments import Count
 from lit_probattn.base.errors import DataError, require_at_least
 
-__all__ = ["RELEASE", "RELEASE_FOLDERS", "ArenaData", "ArenaPixels", "ArenaTokens"]
-__all__ += ["PixelCollate", "pixel_split", "write_images"]
-
 RELEASE = (
     "the Long Range Arena release (github.com/google-research/long-range-arena, lra_release.gz)"
 )

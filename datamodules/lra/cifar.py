@@ -21,8 +21,6 @@ import numpy.typing as npt
 from datamodules.core.files import find_files, not_found, read_tar
 from lit_probattn.base.errors import DataError
 
-__all__ = ["NUM_CLASSES", "SIDE", "SPLIT_FILES", "Batch", "find_release", "read_release"]
-
 NUM_CLASSES = 10
 SIDE = 32
 _NUM_VALUES = 3 * SIDE * SIDE

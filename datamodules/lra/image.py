@@ -15,8 +15,6 @@ from datamodules.lra.arena import ArenaPixels, pixel_split, write_images
 from lit_probattn.base.errors import DataError
 from lit_probattn.base.progress import progress
 
-__all__ = ["Image", "to_grey"]
-
 _NUM_IMAGES = 60000  # in the release; for the progress bar
 _LUMA = np.array([0.2989, 0.5870, 0.1140], dtype=np.float32)
 

@@ -14,8 +14,6 @@ from pathlib import Path, PurePosixPath
 from datamodules.core.files import not_found, read_tar
 from lit_probattn.base.errors import DataError
 
-__all__ = ["CLASSES", "SPLITS", "Reviews", "find_release", "read_archive", "read_folder"]
-
 # Index in CLASSES is the target.
 CLASSES = ("neg", "pos")
 SPLITS = ("train", "test")

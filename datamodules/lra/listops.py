@@ -33,8 +33,6 @@ from lit_probattn.base.files import fingerprint
 from lit_probattn.base.processes import num_useful
 from lit_probattn.base.progress import progress
 
-__all__ = ["ListOps"]
-
 # After this number of consecutive chunks without a new expression, generation stops.
 _BARREN_CHUNKS = 64
 # With fewer samples per process, starting a process costs more time than it saves.

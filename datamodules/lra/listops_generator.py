@@ -15,8 +15,6 @@ import numpy.typing as npt
 from lit_probattn.base.errors import DataError
 from lit_probattn.base.processes import job_of_worker, workers
 
-__all__ = ["TOKENS", "Chunk", "GeneratorSettings", "generate_chunk", "generate_chunks"]
-
 IntArray = npt.NDArray[np.int64]
 
 # Token ids: 0 is padding, 1..4 the operators, 5 the closing bracket, 6..15 the digits 0..9.

@@ -19,8 +19,6 @@ from datamodules.lra.arena import RELEASE, RELEASE_FOLDERS
 from datamodules.lra.listops_generator import CLOSE, FIRST_DIGIT, OPERATORS, TOKENS
 from lit_probattn.base.errors import DataError
 
-__all__ = ["SPLIT_FILES", "evaluate", "find_release", "read_split"]
-
 SPLIT_FILES = {"train": "basic_train.tsv", "val": "basic_val.tsv", "test": "basic_test.tsv"}
 _RELEASE = Release(
     "ListOps",

@@ -20,8 +20,6 @@ from lit_probattn.base.errors import DataError
 from lit_probattn.base.processes import num_useful
 from lit_probattn.base.progress import progress
 
-__all__ = ["Pathfinder"]
-
 _NUM_PUBLISHED = 200_000
 
 

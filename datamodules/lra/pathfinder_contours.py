@@ -12,8 +12,6 @@ import numpy.typing as npt
 from PIL import Image as PilImage
 from PIL import ImageDraw
 
-__all__ = ["Canvas", "Contour", "Draws", "GeneratorSettings", "marker", "paddle"]
-
 # Increment when the images of a given seed change.
 GENERATOR_VERSION = 1
 

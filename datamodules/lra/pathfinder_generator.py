@@ -34,8 +34,6 @@ from lit_probattn.base.errors import DataError
 from lit_probattn.base.files import replace_text
 from lit_probattn.base.processes import job_of_worker, workers
 
-__all__ = ["IMAGES_PER_FILE", "GeneratedImage", "draw_image", "run_worker", "write_images"]
-
 _CONTOUR_RETRIALS = 4  # per distractor
 _LEAST_ROOM = 0.01  # fraction of the image that must be free for another distractor
 _MOST_ATTEMPTS = 100_000  # to draw the two targets of one image

@@ -21,8 +21,6 @@ from datamodules.core.files import not_found
 from datamodules.lra.arena import RELEASE, RELEASE_FOLDERS
 from lit_probattn.base.errors import DataError, MissingDataError
 
-__all__ = ["FOLDERS", "Entry", "find_release", "images", "list_metadata", "read_entries"]
-
 # Folder of each difficulty.
 FOLDERS = {
     "easy": "curv_baseline",

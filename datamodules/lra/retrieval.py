@@ -18,8 +18,6 @@ from lit_probattn.base.errors import DataError
 from lit_probattn.base.files import fingerprint
 from lit_probattn.base.progress import progress
 
-__all__ = ["Retrieval"]
-
 
 class Retrieval(ArenaTokens):
     """Pairs of papers of the ACL Anthology Network as bytes; 1 if they are linked, else 0.

@@ -18,8 +18,6 @@ from datamodules.lra.arena import ArenaTokens
 from lit_probattn.base.errors import DataError
 from lit_probattn.base.progress import progress
 
-__all__ = ["Text"]
-
 _NUM_REVIEWS = 50000  # in the release; for the progress bar and the published sizes
 
 

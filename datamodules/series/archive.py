@@ -13,8 +13,6 @@ from typing import Literal
 from datamodules.core.files import find_files
 from lit_probattn.base.errors import DataError, MissingDataError, nearest
 
-__all__ = ["ARCHIVES", "BUNDLED", "ArchiveFiles", "ArchiveSize", "check_name", "find_archive"]
-
 ArchiveSource = Literal["released", "bundled"]
 
 # Archives included in the optional package aeon.

@@ -22,8 +22,6 @@ from datamodules.series.samples import SeriesData, SeriesSplit
 from datamodules.series.ts_file import read_ts
 from lit_probattn.base.errors import DataError
 
-__all__ = ["OwnSeries"]
-
 _LABELS: tuple[str, ...] = ("label", "labels", "class", "target", "category", "activity", "y")
 _IDS: tuple[str, ...] = ("id", "series", "series_id", "case", "case_id", "sample", "sample_id")
 _UNNAMED = re.compile(r"|Unnamed: \d+|__index_level_\d+__")  # of pandas, for an index

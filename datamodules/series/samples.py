@@ -16,8 +16,6 @@ from datamodules.core.sequences import SequenceSplit
 from lit_probattn.base.arguments import Count
 from lit_probattn.base.errors import DataError
 
-__all__ = ["Normalization", "Normalizer", "SeriesData", "SeriesSplit", "fill_missing"]
-
 Normalization = Literal["standardize", "minmax", "per_sample_std", "per_sample_minmax", "none"]
 _EPS = float(np.finfo(np.float64).eps)
 

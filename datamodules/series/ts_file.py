@@ -13,8 +13,6 @@ import numpy.typing as npt
 
 from lit_probattn.base.errors import DataError
 
-__all__ = ["TsFile", "TsHeader", "read_ts"]
-
 _BOM = "\ufeff"
 _TAGS = (
     *("problemname", "timestamps", "missing", "univariate", "dimensions", "dimension"),

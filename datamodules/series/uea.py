@@ -20,8 +20,6 @@ from datamodules.series.ts_file import TsFile, read_ts
 from lit_probattn.base.arguments import with_defaults
 from lit_probattn.base.errors import DataError
 
-__all__ = ["UEA"]
-
 _READER_VERSION = 1  # part of the cache name; increment when the stored data change
 
 

@@ -20,8 +20,6 @@ from lit_probattn.base.arguments import Range, check_argument
 from lit_probattn.base.errors import DataError
 from lit_probattn.base.progress import progress
 
-__all__ = ["LEARNED", "Kind", "TokenChoice", "Unit", "VocabLimit", "of_running_text"]
-
 Unit = Literal["bytes", "characters", "words", "subwords"]
 Kind = Literal["wordpiece", "bpe"]
 LEARNED = ("characters", "words", "subwords")  # units whose number can be limited

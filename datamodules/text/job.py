@@ -23,8 +23,6 @@ from datamodules.text.tokens import Tokens
 from lit_probattn.base.errors import DataError
 from lit_probattn.base.files import replace_text, sync
 
-__all__ = ["Job", "Step", "TokenisationJob"]
-
 _STATE = "state.json"
 # Blocks of text between two saved states: about 64 MiB.
 _BLOCKS_PER_STATE = 16

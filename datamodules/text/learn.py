@@ -21,11 +21,6 @@ from tokenizers import (
 from datamodules.text.tokens import END_OF_LINE, SPLITTING, UNKNOWN, Tokens, byte_ids
 from lit_probattn.base.errors import DataError
 
-__all__ = ["BERT", "CONTINUED", "ROBERTA", "as_bert", "as_bytes", "as_roberta", "as_words"]
-__all__ += ["byte_pairs"]
-__all__ += ["learn_byte_pairs", "learn_characters", "learn_pieces", "learn_subwords", "learn_words"]
-__all__ += ["without_long_words"]
-
 # Special tokens of encoders, in the order of their ids in a new vocabulary.
 BERT = dict(
     zip(

@@ -19,8 +19,6 @@ from datamodules.text.wikitext103 import WikiText103
 from lit_probattn.base.arguments import with_defaults
 from lit_probattn.base.errors import DataError, require_at_least
 
-__all__ = ["MaskedSplit", "MaskedText"]
-
 _SPECIAL = 3  # begin, end and mask have the last ids
 
 

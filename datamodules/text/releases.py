@@ -6,9 +6,6 @@ from collections.abc import Iterable, Iterator
 
 from datamodules.core.files import Form, Release
 
-__all__ = ["HELD_OUT_SHARDS", "IWSLT14", "IWSLT14_TESTS", "IWSLT14_TRAIN", "PAIRS", "SQUAD"]
-__all__ += ["WIKITEXT", "WMT14_CORPORA", "WMT14_PIECES", "lm1b", "wmt14"]
-
 
 def _splits(pattern: str, *names: str) -> dict[str, tuple[str, ...]]:
     """Return the file of each split, given its name in the release."""

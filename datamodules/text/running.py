@@ -32,8 +32,6 @@ from lit_probattn.base.arguments import Count, OnlyWith
 from lit_probattn.base.errors import DataError
 from lit_probattn.base.files import digest, fingerprint
 
-__all__ = ["DividedText", "OwnText"]
-
 SUFFIXES = (".txt", ".text", ".md", ".rst", ".tokens", ".parquet")
 # With at least this many files, a file is a document and is not divided.
 _LEAST_DOCUMENTS = 20

@@ -18,8 +18,6 @@ from datamodules.core.order import FILL
 from datamodules.core.sequences import padded
 from lit_probattn.base.errors import DataError
 
-__all__ = ["IGNORE", "ColumnSplit", "PromptSplit", "StreamCollate", "StreamSample", "WindowSplit"]
-
 IGNORE = -100
 
 

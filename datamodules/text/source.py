@@ -18,8 +18,6 @@ from typing import Any, BinaryIO, NamedTuple, cast
 from datamodules.core.files import DAMAGED, missing
 from lit_probattn.base.errors import DataError, MissingDataError
 
-__all__ = ["Block", "JoinedText", "ParquetText", "PlainText", "TextSource", "text_files"]
-
 _BLOCK_BYTES = 4 << 20
 # Limits memory: blocks are whole lines.
 MOST_LINE_BYTES = 64 << 20

@@ -25,8 +25,6 @@ from lit_probattn.base.arguments import Count
 from lit_probattn.base.errors import DataError
 from lit_probattn.base.progress import progress
 
-__all__ = ["TextCounts", "TextStream"]
-
 _WHAT = {
     "words": "words of the vocabulary",
     "train": "tokens of the training text",

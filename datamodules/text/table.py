@@ -21,8 +21,6 @@ from lit_probattn.base.arguments import Count, OnlyWith
 from lit_probattn.base.errors import DataError
 from lit_probattn.base.progress import progress
 
-__all__ = ["Encoded", "LabelledTexts", "TextTable", "Texts"]
-
 # Usual column names, most likely first.
 _TEXT_GUESSES = (
     *("text", "sentence", "review", "content", "document", "body", "message", "comment"),

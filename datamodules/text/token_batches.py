@@ -25,8 +25,6 @@ from datamodules.core.token_order import (
 from lit_probattn.base.arguments import Count
 from lit_probattn.base.errors import DataError
 
-__all__ = ["SentenceSplit", "TokenBatches", "TokenCollate"]
-
 
 class SentenceSplit(Mapped):
     """The sentences of one split on one or two sides; a map-style data set of batch items.

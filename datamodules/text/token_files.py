@@ -12,8 +12,6 @@ from datamodules.text.learn import BERT, ROBERTA, as_bert, as_roberta, as_words
 from datamodules.text.tokens import END_OF_LINE, ROLES, UNKNOWN, Tokens
 from lit_probattn.base.errors import DataError, MissingDataError, nearest
 
-__all__ = ["files_of_encoder", "read_encoder", "read_subwords", "read_words"]
-
 _WHOLE, _WORDS, _BYTES, _MERGES = "tokenizer.json", "vocab.txt", "vocab.json", "merges.txt"
 _SETTINGS = "tokenizer_config.json"
 

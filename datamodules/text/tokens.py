@@ -17,8 +17,6 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from lit_probattn.base.errors import DataError
 from lit_probattn.base.files import digest, replace_text
 
-__all__ = ["END_OF_LINE", "ROLES", "SPLITTING", "UNKNOWN", "Pieces", "Tokens", "byte_ids"]
-
 # How the tokenisers of bytes, characters and words of `learn` split text, without normalisation.
 SPLITTING = {
     "bytes": pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),

@@ -15,8 +15,6 @@ from datamodules.text.stream import TextStream
 from lit_probattn.base.arguments import with_defaults
 from lit_probattn.base.errors import DataError, MissingDataError
 
-__all__ = ["WikiText103", "find_release"]
-
 Corpus = Literal["wikitext-103", "wikitext-2", "other"]
 _MEMBERS = {"train": "wiki.train.tokens", "val": "wiki.valid.tokens", "test": "wiki.test.tokens"}
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.parquet$")

@@ -40,8 +40,6 @@ from lit_probattn.base.arguments import (
 )
 from lit_probattn.base.errors import DataError, MissingDataError
 
-__all__ = ["Evaluation", "Trajectories", "TrajectoryModule"]
-
 _SHOWN_ROWS = 3
 
 

@@ -7,8 +7,6 @@ from typing import Literal
 
 from lit_probattn.base.errors import DataError, nearest
 
-__all__ = ["ENVIRONMENTS", "MAX_STEPS", "Environment", "Quality", "environment_named"]
-
 Quality = Literal["random", "medium", "medium-replay", "medium-expert", "expert"]
 # Maximum number of steps of an episode.
 MAX_STEPS = 1000

@@ -13,8 +13,6 @@ import numpy.typing as npt
 from datamodules.core.cache import Cache, CacheWriter, Mapped
 from datamodules.trajectories.files import Steps
 
-__all__ = ["Episodes"]
-
 _ARRAYS = ("observations", "actions", "rewards", "returns_to_go", "offsets", "terminated")
 _EPS = 1e-6
 

@@ -24,17 +24,6 @@ from datamodules.trajectories.environments import (
 )
 from lit_probattn.base.errors import DataError, MissingDataError
 
-__all__ = [
-    "RELEASE",
-    "Steps",
-    "check_actions",
-    "check_finite",
-    "environment_of",
-    "file_name",
-    "find_file",
-    "read_steps",
-]
-
 RELEASE = "v2"  # version of D4RL's files that the papers use
 # Rounding can push the actions of tanh policies beyond 1.
 _LARGEST_ACTION = 1 + 1e-5

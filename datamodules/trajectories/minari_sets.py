@@ -11,8 +11,6 @@ from datamodules.trajectories.environments import Environment
 from datamodules.trajectories.files import Steps, check_actions, check_finite
 from lit_probattn.base.errors import DataError, MissingDataError
 
-__all__ = ["MINARI", "folder_of_minari", "read_minari"]
-
 MINARI = "minari:"  # prefix of paths that name such a data set
 
 

@@ -13,8 +13,6 @@ from torch import Tensor
 from datamodules.core.order import FILL
 from datamodules.trajectories.episodes import Episodes
 
-__all__ = ["PADDED_ACTION", "Segment", "SegmentCollate", "Segments"]
-
 PADDED_ACTION = -10.0  # action of padded steps, as in the source
 
 

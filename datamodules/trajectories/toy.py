@@ -14,8 +14,6 @@ from datamodules.trajectories.files import Steps
 from datamodules.trajectories.toy_environment import TOY, ToyEnvironment
 from lit_probattn.base.arguments import Count, WholeNumber, with_defaults
 
-__all__ = ["ToyTrajectories"]
-
 
 @with_defaults(context_length=5, return_scale=10.0)
 class ToyTrajectories(TrajectoryModule):

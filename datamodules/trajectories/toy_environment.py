@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from datamodules.trajectories.environments import Environment
 
-__all__ = ["TOY", "ToyEnvironment"]
-
 # Reference returns: uniform actions, and the best linear policy found.
 TOY = Environment("Toy", 5, 2, (28.0, 14.0), (0.3, 29.4), version=None, max_steps=31)
 _LIMIT = 1.5

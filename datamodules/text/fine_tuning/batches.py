@@ -15,9 +15,6 @@ from datamodules.core.cache import Cache, Mapped
 from datamodules.core.order import FILL
 from datamodules.core.sequences import PadCollate, Ragged, TokenSplit, batch_of, padded
 
-__all__ = ["PairSample", "TextPairSplit", "TypedCollate", "WindowSample", "WindowSplit"]
-__all__ += ["shortened"]
-
 
 class PairSample(NamedTuple):
     """A text, or two texts in one sequence.

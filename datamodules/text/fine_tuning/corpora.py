@@ -14,8 +14,6 @@ from datamodules.core.own import Rows
 from datamodules.core.tables import read_released
 from lit_probattn.base.errors import DataError, nearest
 
-__all__ = ["CORPORA", "Corpus", "CorpusName", "read_corpus"]
-
 CorpusName = Literal["mnli", "sst2", "qnli"]
 _NO_LABEL = "-"
 

@@ -9,8 +9,6 @@ from typing import Literal
 
 from datamodules.core.tables import read_utf8
 
-__all__ = ["SUFFIXES", "Division", "is_heading", "read_documents", "sentences_of"]
-
 Division = Literal["line", "blank_line", "heading", "file"]
 SUFFIXES = (".txt", ".text", ".tokens", ".md")
 _HEADING = re.compile(r"\s*=.*=\s*$")

@@ -17,8 +17,6 @@ from datamodules.text.tokens import Tokens
 from lit_probattn.base.arguments import Count, Range
 from lit_probattn.base.errors import DataError
 
-__all__ = ["BucketOrder", "EncodedTexts"]
-
 
 class BucketOrder(TrainingOrder):
     """Global batches of samples of similar length.

@@ -24,8 +24,6 @@ from lit_probattn.base.arguments import with_defaults
 from lit_probattn.base.errors import DataError
 from lit_probattn.base.progress import progress
 
-__all__ = ["PretrainingText"]
-
 _AT_ONCE = 4096  # documents per tokenisation call
 
 

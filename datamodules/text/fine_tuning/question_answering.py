@@ -27,8 +27,6 @@ from lit_probattn.base.arguments import Count, with_defaults
 from lit_probattn.base.errors import MissingDataError
 from lit_probattn.base.progress import progress
 
-__all__ = ["Question", "QuestionAnswering"]
-
 _SHOWN_QUESTIONS, _SHOWN = 3, 90
 
 

@@ -19,8 +19,6 @@ from datamodules.text.tokens import Tokens
 from lit_probattn.base.errors import DataError
 from lit_probattn.base.files import fingerprint
 
-__all__ = ["DocumentSplit", "MaskedCollate"]
-
 
 class DocumentSplit(Mapped):
     """Sequences of the documents of one split; a map-style data set.

@@ -11,8 +11,6 @@ from typing import Any, Literal, NamedTuple
 from datamodules.core.tables import read_utf8
 from lit_probattn.base.errors import DataError, MissingDataError
 
-__all__ = ["Asked", "SquadFile", "Version", "WrongOffsets", "read_squad"]
-
 Version = Literal["1.1", "2.0"]
 WrongOffsets = Literal["error", "leave_out"]
 

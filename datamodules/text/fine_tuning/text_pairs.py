@@ -21,8 +21,6 @@ from datamodules.text.tokens import Tokens
 from lit_probattn.base.arguments import changed_arguments
 from lit_probattn.base.errors import DataError
 
-__all__ = ["TextPairs"]
-
 CorpusChoice = Literal["own", "mnli", "sst2", "qnli"]
 # Settings of user tables.
 _OF_OWN = (

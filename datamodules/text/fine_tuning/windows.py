@@ -15,8 +15,6 @@ from typing import NamedTuple
 
 from lit_probattn.base.errors import DataError, require_at_least
 
-__all__ = ["Window", "Windows", "token_span"]
-
 Offsets = Sequence[tuple[int, int]]
 
 

@@ -16,8 +16,6 @@ from datamodules.core.sequences import Ragged
 from datamodules.text.segments import IGNORE
 from datamodules.text.token_batches import SentenceSplit, TokenCollate
 
-__all__ = ["Sentence", "SentenceCollate", "Sentences", "ends_of"]
-
 _CHUNK = 4 << 20  # tokens per search
 
 

@@ -26,8 +26,6 @@ from datamodules.text.token_batches import TokenBatches
 from lit_probattn.base.arguments import Count
 from lit_probattn.base.errors import DataError
 
-__all__ = ["LM1B"]
-
 _FORM = "sentences"
 _SHARE = 0.1
 

@@ -12,8 +12,6 @@ from datamodules.text.releases import lm1b
 from datamodules.text.source import JoinedText, PlainText, TextSource
 from lit_probattn.base.errors import DataError
 
-__all__ = ["SentenceText", "find_release"]
-
 
 @dataclass(frozen=True)
 class SentenceText(JoinedText):

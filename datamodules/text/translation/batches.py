@@ -17,8 +17,6 @@ from datamodules.text.token_batches import SentenceSplit, TokenCollate
 from datamodules.text.translation.dictionary import EOS, PAD, UNK
 from lit_probattn.base.errors import DataError
 
-__all__ = ["PairCollate", "SentencePair", "SentencePairs", "write_sentences"]
-
 _SIDES = ("source", "target")
 
 

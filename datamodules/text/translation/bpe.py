@@ -11,8 +11,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from datamodules.text.learn import without_long_words
 from lit_probattn.base.errors import DataError
 
-__all__ = ["MARK", "Codes", "joined"]
-
 MARK = "@@"
 _END = "</w>"
 _LAST = "\ue000"  # end of a word as a symbol; a private-use character

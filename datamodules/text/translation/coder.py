@@ -20,8 +20,6 @@ from datamodules.text.translation.moses import Moses
 from lit_probattn.base.errors import DataError, MissingDataError
 from lit_probattn.base.files import replace_text
 
-__all__ = ["Cutter", "Method", "Side", "TextCoder"]
-
 Method = Literal["subwords", "moses_bpe", "prepared", "words"]
 Side = Literal["source", "target"]
 _NUM_BYTES = 256

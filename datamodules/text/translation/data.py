@@ -38,8 +38,6 @@ from lit_probattn.base.errors import (
 )
 from lit_probattn.base.files import digest
 
-__all__ = ["Translation"]
-
 Tokens = Literal["auto", "subwords", "moses_bpe", "prepared", "words"]
 
 _log = logging.getLogger("datamodules")

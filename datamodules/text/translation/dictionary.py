@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from lit_probattn.base.errors import DataError
 
-__all__ = ["BOS", "EOS", "PAD", "SPECIALS", "UNK", "Dictionary"]
-
 BOS, PAD, EOS, UNK = range(4)
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 _OVERWRITE = "#fairseq:overwrite"

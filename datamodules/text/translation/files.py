@@ -14,8 +14,6 @@ import numpy.typing as npt
 from datamodules.core.files import shown_name
 from lit_probattn.base.errors import DataError, MissingDataError
 
-__all__ = ["CODES", "EmptyLines", "Lines", "Pair", "ParallelText", "check_pair", "find_plain"]
-
 EmptyLines = Literal["error", "drop"]
 # Split -> possible file names.
 _STEMS = {"train": ("train",), "val": ("valid", "val", "dev"), "test": ("test",)}

@@ -9,8 +9,6 @@ from pathlib import Path
 from datamodules.text.job import Job
 from lit_probattn.base.progress import progress
 
-__all__ = ["LineJob", "lines_of"]
-
 _LINES_PER_STATE = 20_000
 
 

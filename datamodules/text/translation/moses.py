@@ -8,8 +8,6 @@ from typing import Any
 
 from lit_probattn.base.errors import DataError
 
-__all__ = ["Moses"]
-
 
 @dataclass(frozen=True)
 class Moses:

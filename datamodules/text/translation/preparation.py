@@ -25,8 +25,6 @@ from datamodules.text.translation.job import LineJob, lines_of
 from datamodules.text.translation.moses import Moses
 from lit_probattn.base.errors import DataError
 
-__all__ = ["Cleaning", "Preparation", "is_prepared", "read_text"]
-
 SIDES: tuple[Side, Side] = ("source", "target")
 _LOOKED_AT = 1000  # lines inspected for BPE markers
 _CUT = re.compile(rf"\S{MARK} ")

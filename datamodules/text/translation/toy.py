@@ -14,8 +14,6 @@ from datamodules.text.translation.job import LineJob
 from lit_probattn.base.arguments import Count, Range, with_defaults
 from lit_probattn.base.files import replace_text
 
-__all__ = ["ToyTranslation"]
-
 _SPLITS = {"train": "train", "val": "valid", "test": "test"}
 _WORDS_PER_CLAUSE = 5
 _ENDINGS = {"n": "o", "a": "i", "v": "u"}  # nouns, adjectives and verbs of the target language

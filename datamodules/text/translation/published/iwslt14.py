@@ -11,8 +11,6 @@ from datamodules.text.translation.preparation import is_prepared
 from datamodules.text.translation.published.release import PublishedTranslation
 from lit_probattn.base.arguments import with_defaults
 
-__all__ = ["IWSLT14"]
-
 _HELD_OUT_EVERY = 23
 
 

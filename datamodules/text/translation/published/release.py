@@ -12,8 +12,6 @@ from datamodules.text.translation.files import Lines, Pair, ParallelText
 from lit_probattn.base.arguments import check_argument
 from lit_probattn.base.errors import MissingDataError
 
-__all__ = ["PublishedTranslation"]
-
 _Language = Literal["de", "en"]
 
 

@@ -12,8 +12,6 @@ from datamodules.text.translation.files import ParallelText
 from datamodules.text.translation.published.release import PublishedTranslation
 from lit_probattn.base.arguments import with_defaults
 
-__all__ = ["WMT14"]
-
 _TRAINING_PAIRS = 4_500_000
 
 
