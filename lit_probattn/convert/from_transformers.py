@@ -11,9 +11,9 @@ Classes must have the same order as in the data; --labels reorders them.
 
 from __future__ import annotations
 
+import argparse
 import math
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ import lightning
 from torch import Tensor
 
 from lit_probattn.base.arguments import Parser
-from lit_probattn.base.errors import ConfigError, prefixed, reports
+from lit_probattn.base.errors import ConfigError, prefixed
 from lit_probattn.convert.files import check_output, write
 from lit_probattn.convert.transformers_files import CONFIG, read_json, read_weights
 from lit_probattn.convert.transformers_names import (
@@ -36,7 +36,7 @@ from lit_probattn.convert.transformers_names import (
     tidy,
     to_ours,
 )
-from lit_probattn.training.checkpoints import CheckpointError, in_task
+from lit_probattn.training.checkpoints import in_task
 
 # Unsupported options: key of config.json, supported value, and name of the feature.
 _REQUIRED: tuple[tuple[str, Any, str], ...] = (
@@ -357,19 +357,14 @@ def import_folder(folder: Path, output: Path, labels: Sequence[str] | None = Non
     return lines
 
 
-@reports(CheckpointError, ConfigError)
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command; return the exit status."""
-    parser = Parser("lit-probattn convert from_transformers", __doc__)
+def add_arguments(parser: Parser) -> None:
+    """Add the arguments of `run`."""
     parser.add_argument("folder", type=Path, help="folder of the model, with config.json")
     parser.add_argument("output", type=Path, help="checkpoint to write, NAME.ckpt")
     help = "classes of a classifier in the order of the data, such as: entailment neutral"
     parser.add_argument("--labels", nargs="+", metavar="LABEL", help=help)
-    options = parser.parse_args(arguments)
-    lines = import_folder(options.folder.expanduser(), options.output, options.labels)
-    print("\n".join(lines))
-    return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def run(options: argparse.Namespace) -> list[str]:
+    """Run the command; see `import_folder`."""
+    return import_folder(options.folder.expanduser(), options.output, options.labels)

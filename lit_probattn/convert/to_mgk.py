@@ -27,7 +27,6 @@ attention.
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import asdict, fields
 from itertools import islice
 from pathlib import Path
@@ -41,7 +40,7 @@ from lit_probattn.attention.mgk.options import MGKOptions
 from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.base.arguments import Parser, at_least
 from lit_probattn.base.config_files import is_there
-from lit_probattn.base.errors import ConfigError, prefixed, reports
+from lit_probattn.base.errors import ConfigError, prefixed
 from lit_probattn.configs import own_config
 from lit_probattn.convert.files import (
     attention_file,
@@ -59,7 +58,7 @@ from lit_probattn.convert.model import (
     convert_layers,
     layer_inputs,
 )
-from lit_probattn.training.checkpoints import CheckpointError, find_file, load_checkpoint
+from lit_probattn.training.checkpoints import find_file, load_checkpoint
 from lit_probattn.training.trained import Trained, open_trained
 
 # Flags for mixtures of keys, for shifts, and for FiSH.
@@ -118,7 +117,7 @@ def attention_config(layer: Attention, dropout: float) -> dict[str, Any]:
     return {"class_path": f"lit_probattn.attention.{name}", "init_args": arguments}
 
 
-def convert_checkpoint(options: argparse.Namespace) -> list[str]:
+def run(options: argparse.Namespace) -> list[str]:
     """Convert `options.checkpoint` to `options.output`; return the lines to print.
 
     Raises:
@@ -217,10 +216,8 @@ def open_run(options: argparse.Namespace) -> Trained:
         return open_trained(wanted)
 
 
-@reports(CheckpointError, ConfigError)
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command; return the exit status."""
-    parser = Parser("lit-probattn convert", __doc__)
+def add_arguments(parser: Parser) -> None:
+    """Add the arguments of `run`."""
     add = parser.add_argument
     add("checkpoint", type=Path, help="checkpoint with softmax attention, or its run folder")
     add("output", type=Path, help="checkpoint to write, NAME.ckpt")
@@ -243,10 +240,3 @@ def main(arguments: list[str] | None = None) -> int:
     add("--head_dim", type=int, help="head size, if no configuration has it")
     add("--value_head_dim", type=int, help="size of new value heads")
     add_flag(parser)
-    options = parser.parse_args(arguments)
-    print("\n".join(convert_checkpoint(options)))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,25 +1,20 @@
 """Write the weights of a checkpoint: `lit-probattn convert --to safetensors`."""
 
-import sys
+import argparse
 from pathlib import Path
 
 from lit_probattn.base.arguments import Parser
-from lit_probattn.base.errors import reports
-from lit_probattn.training.checkpoints import CheckpointError, export_safetensors
+from lit_probattn.training.checkpoints import export_safetensors
 
 
-@reports(CheckpointError)
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command; return the exit status."""
-    parser = Parser("lit-probattn convert", __doc__)
+def add_arguments(parser: Parser) -> None:
+    """Add the arguments of `run`."""
     parser.add_argument("--to", choices=["safetensors"], help="format")
     parser.add_argument("checkpoint", type=Path, help="checkpoint or run folder")
     parser.add_argument("output", type=Path, help=".safetensors file to write")
-    options = parser.parse_args(arguments)
+
+
+def run(options: argparse.Namespace) -> list[str]:
+    """Write the file; return the line to print."""
     count = export_safetensors(options.checkpoint, options.output)
-    print(f"wrote {count} tensors to {options.output}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return [f"wrote {count} tensors to {options.output}"]

@@ -10,7 +10,6 @@ post-norm blocks. Tokeniser files are not written; copy them yourself.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,13 @@ from torch import Tensor
 from lit_probattn.attention import Attention, SoftmaxAttention
 from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.base.arguments import Parser
-from lit_probattn.base.errors import ConfigError, reports
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.configs import attention_entry, build_attention
 from lit_probattn.convert.files import attention_file, find_layers
 from lit_probattn.convert.from_transformers import ACTIVATIONS, first_row
 from lit_probattn.convert.transformers_files import write_model
 from lit_probattn.convert.transformers_names import FAMILIES, Family, Layout, Part, require_names
 from lit_probattn.training.checkpoints import (
-    CheckpointError,
     find_file,
     load_checkpoint,
     of_model,
@@ -157,7 +155,7 @@ def _parts_of(state: Mapping[str, Tensor], family: Family) -> frozenset[Part]:
     return parts
 
 
-def export_checkpoint(options: argparse.Namespace) -> list[str]:
+def run(options: argparse.Namespace) -> list[str]:
     """Write `options.checkpoint` to `options.folder`; return the lines to print.
 
     Raises:
@@ -216,10 +214,8 @@ def _attention_of(
         return build_attention(entry["class_path"], entry["init_args"], width, head_dim)
 
 
-@reports(CheckpointError, ConfigError)
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command; return the exit status."""
-    parser = Parser("lit-probattn convert to_transformers", __doc__)
+def add_arguments(parser: Parser) -> None:
+    """Add the arguments of `run`."""
     add = parser.add_argument
     add("checkpoint", type=Path, help="checkpoint of a text encoder, or its run folder")
     add("folder", type=Path, help="folder to write config.json and model.safetensors to")
@@ -230,10 +226,3 @@ def main(arguments: list[str] | None = None) -> int:
         help="default: the type the checkpoint was converted from, otherwise bert",
     )
     add_flag(parser)
-    options = parser.parse_args(arguments)
-    print("\n".join(export_checkpoint(options)))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

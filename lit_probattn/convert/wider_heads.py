@@ -15,7 +15,7 @@ for head sizes s and d_p ≥ s: the logits agree, because c² / √d_p = 1 / √
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 import torch
@@ -24,7 +24,7 @@ from torch import Tensor
 from lit_probattn.attention import Attention, SoftmaxAttention
 from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.base.arguments import Parser
-from lit_probattn.base.errors import ConfigError, prefixed, reports
+from lit_probattn.base.errors import ConfigError, prefixed
 from lit_probattn.convert.files import (
     attention_file,
     check_output,
@@ -35,7 +35,7 @@ from lit_probattn.convert.files import (
     restore_layer,
     write,
 )
-from lit_probattn.training.checkpoints import CheckpointError, find_file, load_checkpoint
+from lit_probattn.training.checkpoints import find_file, load_checkpoint
 
 
 def pad_heads(weight: Tensor, num_heads: int, head_size: int, *, axis: int = 0) -> Tensor:
@@ -124,17 +124,23 @@ def _check(layer: Attention) -> None:
 # ---- command -----------------------------------------------------------------------------------
 
 
-@reports(CheckpointError, ConfigError)
-def main(arguments: list[str] | None = None) -> int:
-    """Write a checkpoint with larger heads that computes the same function."""
-    parser = Parser("lit-probattn convert wider_heads", __doc__)
+def add_arguments(parser: Parser) -> None:
+    """Add the arguments of `run`."""
     add = parser.add_argument
     add("checkpoint", type=Path, help="checkpoint with softmax attention, or its run folder")
     add("output", type=Path, help="checkpoint to write, NAME.ckpt")
     add("--head_dim", type=int, required=True, help="new head size")
     add("--padding_std", type=float, default=0.0, help="standard deviation of padding noise")
     add_flag(parser)
-    options = parser.parse_args(arguments)
+
+
+def run(options: argparse.Namespace) -> list[str]:
+    """Write a checkpoint with larger heads; return the lines to print.
+
+    Raises:
+        ConfigError: the checkpoint or the options are invalid.
+        CheckpointError: a file cannot be read or written.
+    """
     check_output(options.output)
     path = find_file(options.checkpoint)
     checkpoint = load_checkpoint(path)
@@ -159,9 +165,4 @@ def main(arguments: list[str] | None = None) -> int:
     }
     config = {"model": {"init_args": {"head_dim": size}}}
     done = write(options.output, checkpoint, config, **changed)
-    print(f"{len(layers)} layers: head size {head_dim} -> {size}\n{done}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return [f"{len(layers)} layers: head size {head_dim} -> {size}", done]

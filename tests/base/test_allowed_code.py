@@ -18,7 +18,7 @@ from lit_probattn.base.errors import ConfigError
 from lit_probattn.cli.app import main as train
 from lit_probattn.compare.own import main as compare
 from lit_probattn.configs import attention_factory, class_of, instantiate
-from lit_probattn.convert.to_mgk import main as convert
+from lit_probattn.convert.__main__ import main as convert
 from profiling.cli import main as profile
 from tests.support.helpers import error_of
 from tests.support.runs import arguments

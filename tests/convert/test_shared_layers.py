@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.convert.to_mgk import main
+from lit_probattn.convert.__main__ import main
 from lit_probattn.convert.to_transformers import export_model
 from lit_probattn.training.checkpoints import load_checkpoint
 from lit_probattn.training.init_from import init_from

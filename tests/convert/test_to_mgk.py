@@ -12,7 +12,7 @@ import yaml
 from lit_probattn import attention as variants
 from lit_probattn.attention import FiSHAttention, MGKAttention
 from lit_probattn.convert import files
-from lit_probattn.convert.to_mgk import main
+from lit_probattn.convert.__main__ import main
 from lit_probattn.tasks import SequenceClassifier
 from lit_probattn.training.checkpoints import load_checkpoint
 from tests.analysis import made

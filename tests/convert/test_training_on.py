@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.convert.to_mgk import main as convert
+from lit_probattn.convert.__main__ import main as convert
 from lit_probattn.training.checkpoints import list_checkpoints, load_checkpoint, save_checkpoint
 from lit_probattn.training.init_from import init_from
 from lit_probattn.training.trained import open_trained

@@ -16,7 +16,8 @@ from lit_probattn.analysis.head_size.strictness import (
     theorem_target,
 )
 from lit_probattn.attention import SoftmaxAttention
-from lit_probattn.convert.wider_heads import embed_into_head_size, main, pad_heads
+from lit_probattn.convert.__main__ import main
+from lit_probattn.convert.wider_heads import embed_into_head_size, pad_heads
 from lit_probattn.models.language_model import LanguageModel
 from lit_probattn.reproduce.head_size.parameters import (
     Sizes,
@@ -117,8 +118,8 @@ def test_a_checkpoint_keeps_its_loss(tmp_path):
     content["hyper_parameters"]["head_dim"] = 8  # as a run's
     save_checkpoint(content, source)
     wide = tmp_path / "wide.ckpt"
-    assert main([str(source), str(wide), "--head_dim", "16"]) == 0
-    assert "exists" in error_of([str(source), str(wide), "--head_dim", "16"], main)
+    assert main(["wider_heads", str(source), str(wide), "--head_dim", "16"]) == 0
+    assert "exists" in error_of(["wider_heads", str(source), str(wide), "--head_dim", "16"], main)
     added = yaml.safe_load(wide.with_suffix(".yaml").read_text(encoding="utf-8"))
     assert added == {"model": {"init_args": {"head_dim": 16}}}
     state = load_checkpoint(wide)["state_dict"]
@@ -145,7 +146,7 @@ def test_a_checkpoint_of_other_attention_is_refused(tmp_path, attention, options
     content["hyper_parameters"]["head_dim"] = 8
     save_checkpoint(content, source)
     wide = tmp_path / "wide.ckpt"
-    assert word in error_of([str(source), str(wide), "--head_dim", "16"], main)
+    assert word in error_of(["wider_heads", str(source), str(wide), "--head_dim", "16"], main)
     assert not wide.exists()
 
 

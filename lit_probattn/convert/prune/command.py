@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import islice
@@ -31,7 +30,7 @@ from torch import Tensor
 from lit_probattn.attention import Attention, MGKAttention
 from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.base.arguments import Parser, at_least
-from lit_probattn.base.errors import ConfigError, prefixed, reports
+from lit_probattn.base.errors import ConfigError, prefixed
 from lit_probattn.configs import instantiate
 from lit_probattn.convert.files import check_output, require_no_hooks, write
 from lit_probattn.convert.model import compare_losses, compare_models, layer_inputs
@@ -44,7 +43,6 @@ from lit_probattn.convert.prune.components import (
 )
 from lit_probattn.convert.to_mgk import open_run
 from lit_probattn.training.checkpoints import (
-    CheckpointError,
     find_file,
     in_task,
     load_checkpoint,
@@ -77,13 +75,15 @@ def _entry_of(config: Mapping[str, Any], layers: Mapping[str, MGKAttention]) -> 
     return entry
 
 
-def prune_checkpoint(options: argparse.Namespace) -> list[str]:
+def run(options: argparse.Namespace) -> list[str]:
     """Prune `options.checkpoint` to `options.output`; return the lines to print.
 
     Raises:
         ConfigError: the checkpoint or the options are invalid.
         CheckpointError: a file cannot be read or written.
     """
+    if not 0.0 < options.threshold <= 1.0:
+        raise ConfigError(f"--threshold must be in (0, 1], received {options.threshold:g}")
     check_output(options.output)
     options.checkpoint = find_file(options.checkpoint)
     checkpoint = load_checkpoint(options.checkpoint)
@@ -135,10 +135,8 @@ def _line(name: str, usage: Tensor, indices: Tensor) -> str:
     return f"{name}: usage by head, dropped in parentheses: {'; '.join(heads)}"
 
 
-@reports(CheckpointError, ConfigError)
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command; return the exit status."""
-    parser = Parser("lit-probattn convert prune", __doc__)
+def add_arguments(parser: Parser) -> None:
+    """Add the arguments of `run`."""
     add = parser.add_argument
     add("checkpoint", type=Path, help="checkpoint with MGK or sMGK attention, or its run folder")
     add("output", type=Path, help="checkpoint to write, NAME.ckpt")
@@ -146,12 +144,3 @@ def main(arguments: list[str] | None = None) -> int:
     add("--config", type=Path, help="the run's config.yaml")
     add("--num_batches", type=at_least(1), default=8, help="validation batches to use")
     add_flag(parser)
-    options = parser.parse_args(arguments)
-    if not 0.0 < options.threshold <= 1.0:
-        raise ConfigError(f"--threshold must be in (0, 1], received {options.threshold:g}")
-    print("\n".join(prune_checkpoint(options)))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
