@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from datamodules.__main__ import main as data_main
 from lit_probattn.__main__ import main
@@ -90,6 +91,16 @@ def data_error(read: Callable[[Path], object]) -> Callable[[Path], str]:
         raise AssertionError("no error")
 
     return tell
+
+
+def on_folder(tell: Callable[..., Any]) -> Callable[..., Callable[[Path], Any]]:
+    """Decorate a function of a folder and other arguments to take the others first."""
+    return lambda *args, **options: lambda folder: tell(folder, *args, **options)
+
+
+def in_code(read: Callable[..., object]) -> Callable[..., Callable[[Path], str]]:
+    """Decorate a function that reads data in code; see `data_error` and `on_folder`."""
+    return lambda *args, **options: data_error(on_folder(read)(*args, **options))
 
 
 # ---- the page -------------------------------------------------------------------------------

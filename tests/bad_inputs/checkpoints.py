@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from lit_probattn.training.checkpoints import list_checkpoints
-from tests.bad_inputs.cases import Case, command_error, fit
+from tests.bad_inputs.cases import Case, command_error, fit, on_folder
 from tests.support.caches import scratch_folder
 from tests.support.runs import arguments, only_version, run
 
@@ -31,26 +31,20 @@ def _checkpoint() -> Path:
     return list_checkpoints(only_version(_trained()) / "checkpoints", "step")[0]
 
 
-def damaged(change: Callable[[bytes], bytes], command: str = "fit") -> Callable[[Path], str]:
+@on_folder
+def damaged(folder: Path, change: Callable[[bytes], bytes], command: str = "fit") -> str:
     """A command that starts from a checkpoint of which bytes were changed."""
-
-    def tell(folder: Path) -> str:
-        path = folder / "step-00000001.ckpt"
-        path.write_bytes(change(_checkpoint().read_bytes()))
-        return command_error(arguments(command, folder, "--ckpt_path", str(path)))
-
-    return tell
+    path = folder / "step-00000001.ckpt"
+    path.write_bytes(change(_checkpoint().read_bytes()))
+    return command_error(arguments(command, folder, "--ckpt_path", str(path)))
 
 
-def sound(*more: str, name: str = "fit") -> Callable[[Path], str]:
+@on_folder
+def sound(folder: Path, *more: str, name: str = "fit") -> str:
     """A command that starts from the sound checkpoint and does not fit it."""
-
-    def tell(folder: Path) -> str:
-        path = folder / "step-00000001.ckpt"
-        shutil.copy(_checkpoint(), path)
-        return command_error(arguments(name, folder, "--ckpt_path", str(path), *more))
-
-    return tell
+    path = folder / "step-00000001.ckpt"
+    shutil.copy(_checkpoint(), path)
+    return command_error(arguments(name, folder, "--ckpt_path", str(path), *more))
 
 
 def _flip(content: bytes) -> bytes:
@@ -67,13 +61,11 @@ def _with_code(folder: Path) -> str:
     return command_error(arguments("fit", folder, "--ckpt_path", str(path)))
 
 
-def _other_content(content: object) -> Callable[[Path], str]:
-    def tell(folder: Path) -> str:
-        path = folder / "step-00000001.ckpt"
-        torch.save(content, path)
-        return command_error(arguments("test", folder, "--ckpt_path", str(path)))
-
-    return tell
+@on_folder
+def _other_content(folder: Path, content: object) -> str:
+    path = folder / "step-00000001.ckpt"
+    torch.save(content, path)
+    return command_error(arguments("test", folder, "--ckpt_path", str(path)))
 
 
 def _all_damaged(folder: Path) -> str:

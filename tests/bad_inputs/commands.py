@@ -19,7 +19,7 @@ from lit_probattn.reproduce.__main__ import main as reproduce
 from lit_probattn.reproduce.figures.runs import RunFigure
 from lit_probattn.reproduce.figures.tables import rows_of_tables
 from profiling.cli import main as profiling_main
-from tests.bad_inputs.cases import Case, command_error, data_command, fit
+from tests.bad_inputs.cases import Case, command_error, data_command, fit, on_folder
 from tests.compare.tiny import TABLE, TASKS, finished, write_tables
 from tests.support.paths import ROOT
 from tests.support.runs import TASK, arguments, write_attention
@@ -32,61 +32,49 @@ ATTENTION = "model.init_args.attention"
 SMGK = str(ROOT / "configs/attention/smgk.yaml")
 
 
-def _files(*text_or_name: str) -> Callable[[Path], str]:
+@on_folder
+def _files(folder: Path, *text_or_name: str) -> str:
     """A fit with config files in this order: TASK, ATTENTION, or a text."""
-
-    def tell(folder: Path) -> str:
-        names = {"TASK": TASK, "ATTENTION": write_attention(folder)}
-        command = ["fit"]
-        for number, text in enumerate(text_or_name):
-            path = folder / f"{number}.yaml"
-            if text not in names:
-                path.write_text(text)
-            command += ["--config", names.get(text, str(path))]
-        return command_error(command)
-
-    return tell
+    names = {"TASK": TASK, "ATTENTION": write_attention(folder)}
+    command = ["fit"]
+    for number, text in enumerate(text_or_name):
+        path = folder / f"{number}.yaml"
+        if text not in names:
+            path.write_text(text)
+        command += ["--config", names.get(text, str(path))]
+    return command_error(command)
 
 
-def _analysis(**change: object) -> Callable[[Path], str]:
+@on_folder
+def _analysis(folder: Path, **change: object) -> str:
     """FiSH's table 8 with other entries; None takes one away."""
-
-    def tell(folder: Path) -> str:
-        tables = ROOT / "configs/reproduce"
-        for name in ("fish_table11", "mgk_table1", "mgk_table3", "tasks", "published"):
-            (source,) = tables.glob(f"{name}.*")
-            shutil.copy(source, folder)
-        content = {**read_yaml(tables / "fish_table8.yaml"), **change}
-        kept = {key: value for key, value in content.items() if value is not None}
-        (folder / "fish_table8.yaml").write_text(yaml.safe_dump(kept))
-        folders = ["--tables", str(folder), "--runs", str(folder / "runs")]
-        return command_error(["fish_table8", *folders, "--report"], reproduce)
-
-    return tell
+    tables = ROOT / "configs/reproduce"
+    for name in ("fish_table11", "mgk_table1", "mgk_table3", "tasks", "published"):
+        (source,) = tables.glob(f"{name}.*")
+        shutil.copy(source, folder)
+    content = {**read_yaml(tables / "fish_table8.yaml"), **change}
+    kept = {key: value for key, value in content.items() if value is not None}
+    (folder / "fish_table8.yaml").write_text(yaml.safe_dump(kept))
+    folders = ["--tables", str(folder), "--runs", str(folder / "runs")]
+    return command_error(["fish_table8", *folders, "--report"], reproduce)
 
 
-def _config(text: str | bytes) -> Callable[[Path], str]:
+@on_folder
+def _config(folder: Path, text: str | bytes) -> str:
     """A file after task and attention."""
-
-    def tell(folder: Path) -> str:
-        path = folder / "wrong.yaml"
-        path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return command_error(arguments("fit", folder, "--config", str(path)))
-
-    return tell
+    path = folder / "wrong.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return command_error(arguments("fit", folder, "--config", str(path)))
 
 
-def _chains(*words: str, start: str = "first", **table: object) -> Callable[[Path], str]:
+@on_folder
+def _chains(folder: Path, *words: str, start: str = "first", **table: object) -> str:
     """`reproduce tiny` of a table whose task begins with another one."""
-
-    def tell(folder: Path) -> str:
-        task = TASKS["listops"]
-        tasks = {**TASKS, "listops": {**task, "starts_from": start}, "first": task}
-        write_tables(folder / "tables", {**TABLE, **table}, tasks)
-        places = ["--tables", str(folder / "tables"), "--runs", str(folder / "runs")]
-        return command_error(["reproduce", "tiny", *places, *words, "--dry-run"])
-
-    return tell
+    task = TASKS["listops"]
+    tasks = {**TASKS, "listops": {**task, "starts_from": start}, "first": task}
+    write_tables(folder / "tables", {**TABLE, **table}, tasks)
+    places = ["--tables", str(folder / "tables"), "--runs", str(folder / "runs")]
+    return command_error(["reproduce", "tiny", *places, *words, "--dry-run"])
 
 
 def _reproduce(*words: str) -> Callable[[Path], str]:
@@ -94,28 +82,25 @@ def _reproduce(*words: str) -> Callable[[Path], str]:
     return lambda folder: command_error([*words, "--runs", str(folder)], reproduce)
 
 
-def _claim(claim: str) -> Callable[[Path], str]:
+@on_folder
+def _claim(folder: Path, claim: str) -> str:
     """A figure of the runs of a table, with a claim."""
-
-    def tell(folder: Path) -> str:
-        tables = write_tables(folder / "tables")
-        (tables / "tiny_figure.yaml").write_text(
-            "{title: Tiny, kind: figure, runs: {tiny: [listops]}, panels: [],\n"
-            f"  says: {{one: {{says: It is so., holds: [{{{claim}}}]}}}}}}\n"
-        )
-        (run,) = make_runs(
-            read_table("tiny", tables), ["listops", "mgk_1"], [3], Options(), Place(folder)
-        )
-        finished(run, run_folder=str(folder))
-        table = kinds(tables)["tiny_figure"]
-        made = rows_of_tables("tiny_figure", table, tables, Place(folder), False)
-        try:
-            _ = RunFigure(made, [run], "", part=table).findings
-        except ConfigError as error:
-            return f"error: {error}"
-        raise AssertionError("nothing is refused")
-
-    return tell
+    tables = write_tables(folder / "tables")
+    (tables / "tiny_figure.yaml").write_text(
+        "{title: Tiny, kind: figure, runs: {tiny: [listops]}, panels: [],\n"
+        f"  says: {{one: {{says: It is so., holds: [{{{claim}}}]}}}}}}\n"
+    )
+    (run,) = make_runs(
+        read_table("tiny", tables), ["listops", "mgk_1"], [3], Options(), Place(folder)
+    )
+    finished(run, run_folder=str(folder))
+    table = kinds(tables)["tiny_figure"]
+    made = rows_of_tables("tiny_figure", table, tables, Place(folder), False)
+    try:
+        _ = RunFigure(made, [run], "", part=table).findings
+    except ConfigError as error:
+        return f"error: {error}"
+    raise AssertionError("nothing is refused")
 
 
 def _cases_of_tables() -> Iterator[Case]:
@@ -134,17 +119,14 @@ def _cases_of_tables() -> Iterator[Case]:
         yield case(what, _chains(trends=[{**trend, **wrong}]))
 
 
-def _sweep_claim(claim: str) -> Callable[[Path], str]:
+@on_folder
+def _sweep_claim(folder: Path, claim: str) -> str:
     """A sweep whose report has a claim."""
-
-    def tell(folder: Path) -> str:
-        content = read_yaml(ROOT / "configs/profiling/mgk_figure15.yaml")
-        content["report"]["paper"][0]["holds"] = [yaml.safe_load(f"{{{claim}}}")]
-        (folder / "sweep.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
-        words = ["sweep", "--config", str(folder / "sweep.yaml"), "--dry-run"]
-        return command_error(words, profiling_main)
-
-    return tell
+    content = read_yaml(ROOT / "configs/profiling/mgk_figure15.yaml")
+    content["report"]["paper"][0]["holds"] = [yaml.safe_load(f"{{{claim}}}")]
+    (folder / "sweep.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+    words = ["sweep", "--config", str(folder / "sweep.yaml"), "--dry-run"]
+    return command_error(words, profiling_main)
 
 
 def _figures() -> Iterator[Case]:

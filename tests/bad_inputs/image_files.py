@@ -10,7 +10,7 @@ from pathlib import Path
 
 from datamodules import Image, ImageNet, Pathfinder
 from datamodules.images.samples import open_image
-from tests.bad_inputs.cases import Case, data_error
+from tests.bad_inputs.cases import Case, data_error, in_code
 from tests.datamodules.images.made import picture, write_images
 from tests.datamodules.lra.files import (
     cifar_batch,
@@ -22,14 +22,11 @@ from tests.datamodules.lra.files import (
 )
 
 
-def cifar(content: bytes) -> Callable[[Path], str]:
+@in_code
+def cifar(folder: Path, content: bytes) -> None:
     """A release with another test file."""
-
-    def read(folder: Path) -> None:
-        write_cifar(folder, cifar_files() | {"test_batch": content})
-        Image(data_dir=str(folder)).prepare_data()
-
-    return data_error(read)
+    write_cifar(folder, cifar_files() | {"test_batch": content})
+    Image(data_dir=str(folder)).prepare_data()
 
 
 def _cut_archive(folder: Path) -> None:
@@ -52,14 +49,11 @@ def _cifar_cases() -> Iterator[Case]:
     yield case("a damaged archive", data_error(_cut_archive))
 
 
-def pathfinder(change: Callable[[Path], object]) -> Callable[[Path], str]:
+@in_code
+def pathfinder(folder: Path, change: Callable[[Path], object]) -> None:
     """A release that is changed before it is read."""
-
-    def read(folder: Path) -> None:
-        change(write_pathfinder(folder))
-        Pathfinder("hard", data_dir=str(folder)).prepare_data()
-
-    return data_error(read)
+    change(write_pathfinder(folder))
+    Pathfinder("hard", data_dir=str(folder)).prepare_data()
 
 
 def _line(text: str) -> Callable[[Path], object]:
@@ -85,16 +79,13 @@ def _pathfinder_cases() -> Iterator[Case]:
     yield case("a coloured picture", pathfinder(_save("sample_3.png", (32, 32), "RGB")))
 
 
-def imagenet(change: Callable[[Path], object]) -> Callable[[Path], str]:
+@in_code
+def imagenet(folder: Path, change: Callable[[Path], object]) -> None:
     """Folders of pictures that are changed before they are listed."""
-
-    def read(folder: Path) -> None:
-        change(write_images(folder))
-        data = ImageNet(data_dir=str(folder), image_size=16, batch_size=4, num_workers=0)
-        data.setup()
-        list(data.val_dataloader())
-
-    return data_error(read)
+    change(write_images(folder))
+    data = ImageNet(data_dir=str(folder), image_size=16, batch_size=4, num_workers=0)
+    data.setup()
+    list(data.val_dataloader())
 
 
 def _imagenet_cases() -> Iterator[Case]:

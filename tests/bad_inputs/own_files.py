@@ -15,21 +15,18 @@ from PIL import Image
 
 from datamodules import ImageFolder, LabelledTexts, OwnSeries, OwnText
 from datamodules.__main__ import main as data_main
-from tests.bad_inputs.cases import Case, command_error, data_error
+from tests.bad_inputs.cases import Case, command_error, data_error, in_code
 
 HEADER = "review,label\n"
 GOOD = "".join(f"text number {i},{'yes' if i % 2 else 'no'}\n" for i in range(20))
 
 
-def texts(content: str | bytes, name: str = "mine.csv", **options: object) -> Callable[[Path], str]:
+@in_code
+def texts(folder: Path, content: str | bytes, name: str = "mine.csv", **options: object) -> None:
     """A table of texts."""
-
-    def read(folder: Path) -> None:
-        raw = content if isinstance(content, bytes) else content.encode()
-        (folder / name).write_bytes(raw)
-        LabelledTexts(path=str(folder / name), **options).setup()  # type: ignore[arg-type]
-
-    return data_error(read)
+    raw = content if isinstance(content, bytes) else content.encode()
+    (folder / name).write_bytes(raw)
+    LabelledTexts(path=str(folder / name), **options).setup()  # type: ignore[arg-type]
 
 
 def _overlapping(folder: Path) -> None:
@@ -44,17 +41,14 @@ def _unlearnable(folder: Path) -> None:
     LabelledTexts(path=str(folder)).setup()
 
 
-def _new(content: str, stage: str | None, name: str = "new.csv") -> Callable[[Path], str]:
+@in_code
+def _new(folder: Path, content: str, stage: str | None, name: str = "new.csv") -> None:
     """A table of new samples, beside that of training."""
-
-    def read(folder: Path) -> None:
-        (folder / "mine.csv").write_text(HEADER + GOOD)
-        (folder / "new.csv").write_text(content)
-        data = LabelledTexts(path=str(folder / "mine.csv"), new_path=str(folder / name))
-        data.setup(stage)
-        data.test_dataloader()
-
-    return data_error(read)
+    (folder / "mine.csv").write_text(HEADER + GOOD)
+    (folder / "new.csv").write_text(content)
+    data = LabelledTexts(path=str(folder / "mine.csv"), new_path=str(folder / name))
+    data.setup(stage)
+    data.test_dataloader()
 
 
 def _folder_without_a_table(folder: Path) -> None:
@@ -66,16 +60,13 @@ def _rows(*rows: dict[str, object]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def _parquet(name: str, values: object) -> Callable[[Path], str]:
+@in_code
+def _parquet(folder: Path, name: str, values: object) -> None:
     """A table with a further column."""
-
-    def read(folder: Path) -> None:
-        columns = [["a text", "another text"], ["yes", "no"], values]
-        table = pa.table([*map(pa.array, columns)], names=["text", "label", name])
-        pq.write_table(table, folder / "mine.parquet")
-        LabelledTexts(path=str(folder / "mine.parquet")).setup()
-
-    return data_error(read)
+    columns = [["a text", "another text"], ["yes", "no"], values]
+    table = pa.table([*map(pa.array, columns)], names=["text", "label", name])
+    pq.write_table(table, folder / "mine.parquet")
+    LabelledTexts(path=str(folder / "mine.parquet")).setup()
 
 
 def _texts_cases() -> Iterator[Case]:
@@ -132,14 +123,11 @@ def _texts_cases() -> Iterator[Case]:
     yield case("no word that is frequent enough", rare)
 
 
-def text(change: Callable[[Path], object], **options: object) -> Callable[[Path], str]:
+@in_code
+def text(folder: Path, change: Callable[[Path], object], **options: object) -> None:
     """A folder of text."""
-
-    def read(folder: Path) -> None:
-        change(folder)
-        OwnText(path=str(folder), **{"batch_size": 2, **options}).setup()  # type: ignore[arg-type]
-
-    return data_error(read)
+    change(folder)
+    OwnText(path=str(folder), **{"batch_size": 2, **options}).setup()  # type: ignore[arg-type]
 
 
 def _equal_splits(folder: Path) -> None:
@@ -183,22 +171,17 @@ def _check_cases() -> Iterator[Case]:
     yield case("a file of no known kind", nothing_known)
 
 
-def series(content: str, name: str = "mine.csv", **options: object) -> Callable[[Path], str]:
+@in_code
+def series(folder: Path, content: str, name: str = "mine.csv", **options: object) -> None:
     """A table of series."""
-
-    def read(folder: Path) -> None:
-        (folder / name).write_text(content)
-        OwnSeries(path=str(folder / name), **options).setup()  # type: ignore[arg-type]
-
-    return data_error(read)
+    (folder / name).write_text(content)
+    OwnSeries(path=str(folder / name), **options).setup()  # type: ignore[arg-type]
 
 
-def _arrays(**arrays: object) -> Callable[[Path], str]:
-    def read(folder: Path) -> None:
-        np.savez(folder / "mine.npz", **arrays)  # type: ignore[arg-type]
-        OwnSeries(path=str(folder / "mine.npz")).setup()
-
-    return data_error(read)
+@in_code
+def _arrays(folder: Path, **arrays: object) -> None:
+    np.savez(folder / "mine.npz", **arrays)  # type: ignore[arg-type]
+    OwnSeries(path=str(folder / "mine.npz")).setup()
 
 
 def _other_features(folder: Path) -> None:
@@ -208,16 +191,13 @@ def _other_features(folder: Path) -> None:
     OwnSeries(path=str(folder)).setup()
 
 
-def _other_steps(new: str) -> Callable[[Path], str]:
+@in_code
+def _other_steps(folder: Path, new: str) -> None:
     """New series whose columns are `new`, for training on t0, t1 and label."""
-
-    def read(folder: Path) -> None:
-        rows = "".join(f"{i},{i + 1},{'ab'[i % 2]}\n" for i in range(9))
-        (folder / "mine.csv").write_text(f"t0,t1,label\n{rows}")
-        (folder / "new.csv").write_text(f"{new}\n1,2,3\n")
-        OwnSeries(path=str(folder / "mine.csv"), new_path=str(folder / "new.csv")).setup()
-
-    return data_error(read)
+    rows = "".join(f"{i},{i + 1},{'ab'[i % 2]}\n" for i in range(9))
+    (folder / "mine.csv").write_text(f"t0,t1,label\n{rows}")
+    (folder / "new.csv").write_text(f"{new}\n1,2,3\n")
+    OwnSeries(path=str(folder / "mine.csv"), new_path=str(folder / "new.csv")).setup()
 
 
 def _series_cases() -> Iterator[Case]:
@@ -243,24 +223,21 @@ def _series_cases() -> Iterator[Case]:
     yield case("a damaged `.npz`", series("PK", "mine.npz"))
 
 
-def pictures(*names: str, again: str = "", broken: str = "") -> Callable[[Path], str]:
+@in_code
+def pictures(folder: Path, *names: str, again: str = "", broken: str = "") -> None:
     """A folder of pictures, each of its own colour."""
-
-    def read(folder: Path) -> None:
-        for number, name in enumerate(names):
-            path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (9, 9), (number, 0, 0)).save(path)
-        if again:
-            shutil.copy(folder / names[0], folder / again)
-        if broken:
-            (folder / broken).write_bytes(b"\x89PNG broken")
-        made = ImageFolder(path=str(folder), image_size=16, batch_size=1)
-        made.setup()
-        for name in ("train", "val", "test"):
-            list(map(made.split(name).__getitem__, range(len(made.split(name)))))
-
-    return data_error(read)
+    for number, name in enumerate(names):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (9, 9), (number, 0, 0)).save(path)
+    if again:
+        shutil.copy(folder / names[0], folder / again)
+    if broken:
+        (folder / broken).write_bytes(b"\x89PNG broken")
+    made = ImageFolder(path=str(folder), image_size=16, batch_size=1)
+    made.setup()
+    for name in ("train", "val", "test"):
+        list(map(made.split(name).__getitem__, range(len(made.split(name)))))
 
 
 def _empty_split(folder: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from datamodules import UEA
 from datamodules.series.ts_file import read_ts
-from tests.bad_inputs.cases import Case, data_error
+from tests.bad_inputs.cases import Case, data_error, in_code
 from tests.datamodules.series.test_ts_file import BAD, GOOD, write
 
 
@@ -16,13 +16,11 @@ def _file(text: str | bytes) -> Callable[[Path], str]:
     return data_error(lambda folder: read_ts(write(folder, text)))
 
 
-def _two_files(train: str, test: str) -> Callable[[Path], str]:
-    def read(folder: Path) -> None:
-        for part, text in (("TRAIN", train), ("TEST", test)):
-            (folder / f"BasicMotions_{part}.ts").write_text(text)
-        UEA("BasicMotions", data_dir=str(folder)).prepare_data()
-
-    return data_error(read)
+@in_code
+def _two_files(folder: Path, train: str, test: str) -> None:
+    for part, text in (("TRAIN", train), ("TEST", test)):
+        (folder / f"BasicMotions_{part}.ts").write_text(text)
+    UEA("BasicMotions", data_dir=str(folder)).prepare_data()
 
 
 def _archive(**options: object) -> Callable[[Path], str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from datamodules import ListOps, Retrieval, Text
 from datamodules.core.cache import CacheSpec, CacheWriter, ensure_cache, open_cache
-from tests.bad_inputs.cases import Case, data_error
+from tests.bad_inputs.cases import Case, data_error, in_code, on_folder
 from tests.datamodules.core.test_cache import SPEC, build
 from tests.datamodules.lra.files import PAIR_FILES, pair_lines, write_pairs
 from tests.datamodules.lra.test_listops_release import GOOD, HEADER
@@ -21,17 +21,14 @@ from tests.datamodules.text import made as made_text
 # ---- ListOps --------------------------------------------------------------------------------
 
 
-def listops(train: str | bytes) -> Callable[[Path], str]:
+@in_code
+def listops(folder: Path, train: str | bytes) -> None:
     """A release with another training file."""
-
-    def read(folder: Path) -> None:
-        for name in ("val", "test"):
-            (folder / f"basic_{name}.tsv").write_text(HEADER + GOOD)
-        content = train if isinstance(train, bytes) else train.encode()
-        (folder / "basic_train.tsv").write_bytes(content)
-        ListOps(source="released", data_dir=str(folder)).prepare_data()
-
-    return data_error(read)
+    for name in ("val", "test"):
+        (folder / f"basic_{name}.tsv").write_text(HEADER + GOOD)
+    content = train if isinstance(train, bytes) else train.encode()
+    (folder / "basic_train.tsv").write_bytes(content)
+    ListOps(source="released", data_dir=str(folder)).prepare_data()
 
 
 def _listops_cases() -> Iterator[Case]:
@@ -56,16 +53,13 @@ def _listops_cases() -> Iterator[Case]:
 # ---- Retrieval ------------------------------------------------------------------------------
 
 
-def retrieval(line: bytes) -> Callable[[Path], str]:
+@in_code
+def retrieval(folder: Path, line: bytes) -> None:
     """A release whose training file ends with another line."""
-
-    def read(folder: Path) -> None:
-        write_pairs(folder, train=2)
-        path = folder / PAIR_FILES["train"]
-        path.write_bytes(b"".join(pair_lines(2, 0)) + line)
-        Retrieval(data_dir=str(folder)).prepare_data()
-
-    return data_error(read)
+    write_pairs(folder, train=2)
+    path = folder / PAIR_FILES["train"]
+    path.write_bytes(b"".join(pair_lines(2, 0)) + line)
+    Retrieval(data_dir=str(folder)).prepare_data()
 
 
 def _retrieval_cases() -> Iterator[Case]:
@@ -85,14 +79,11 @@ def _half_of_retrieval(folder: Path) -> None:
 # ---- IMDB -----------------------------------------------------------------------------------
 
 
-def imdb(change: Callable[[Path], object]) -> Callable[[Path], str]:
+@in_code
+def imdb(folder: Path, change: Callable[[Path], object]) -> None:
     """An archive of reviews that `change` writes."""
-
-    def read(folder: Path) -> None:
-        change(folder / "aclImdb_v1.tar.gz")
-        Text(data_dir=str(folder), val_fraction=0.2).prepare_data()
-
-    return data_error(read)
+    change(folder / "aclImdb_v1.tar.gz")
+    Text(data_dir=str(folder), val_fraction=0.2).prepare_data()
 
 
 def _cut_archive(path: Path) -> None:
@@ -115,15 +106,12 @@ def _imdb_cases() -> Iterator[Case]:
 # ---- WikiText -------------------------------------------------------------------------------
 
 
-def wikitext(change: Callable[[Path], object], **options: object) -> Callable[[Path], str]:
+@in_code
+def wikitext(folder: Path, change: Callable[[Path], object], **options: object) -> None:
     """A corpus that is changed before it is read."""
-
-    def read(folder: Path) -> None:
-        made_text.write(folder)
-        change(folder)
-        made_text.data(folder, **options).setup()
-
-    return data_error(read)
+    made_text.write(folder)
+    change(folder)
+    made_text.data(folder, **options).setup()
 
 
 def _write(name: str, content: bytes) -> Callable[[Path], object]:
@@ -137,13 +125,11 @@ def _raw_archive(folder: Path) -> None:
         (folder / f"wiki.{name}.tokens").unlink()
 
 
-def _vocabulary(text: bytes) -> Callable[[Path], str]:
-    def read(folder: Path) -> None:
-        made_text.write(folder)
-        (folder / "vocabulary.txt").write_bytes(text)
-        made_text.data(folder, vocab_file=str(folder / "vocabulary.txt")).setup()
-
-    return data_error(read)
+@in_code
+def _vocabulary(folder: Path, text: bytes) -> None:
+    made_text.write(folder)
+    (folder / "vocabulary.txt").write_bytes(text)
+    made_text.data(folder, vocab_file=str(folder / "vocabulary.txt")).setup()
 
 
 def _wikitext_cases() -> Iterator[Case]:
@@ -165,23 +151,18 @@ def _wikitext_cases() -> Iterator[Case]:
 # ---- caches ---------------------------------------------------------------------------------
 
 
-def cache(change: Callable[[Path], object]) -> Callable[[Path], str]:
+@in_code
+def cache(folder: Path, change: Callable[[Path], object]) -> None:
     """A cache that is changed before it is opened."""
-
-    def read(folder: Path) -> None:
-        ensure_cache(folder, SPEC, build)
-        change(folder / SPEC.name)
-        open_cache(folder, SPEC)
-
-    return data_error(read)
+    ensure_cache(folder, SPEC, build)
+    change(folder / SPEC.name)
+    open_cache(folder, SPEC)
 
 
-def _set(**values: object) -> Callable[[Path], object]:
-    def change(folder: Path) -> None:
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-        (folder / "meta.json").write_text(json.dumps({**meta, **values}))
-
-    return change
+@on_folder
+def _set(folder: Path, **values: object) -> None:
+    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    (folder / "meta.json").write_text(json.dumps({**meta, **values}))
 
 
 def _flip(folder: Path) -> None:

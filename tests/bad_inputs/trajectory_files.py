@@ -11,7 +11,7 @@ from unittest import mock
 import numpy as np
 
 from datamodules import Trajectories
-from tests.bad_inputs.cases import Case, data_command, data_error
+from tests.bad_inputs.cases import Case, data_command, data_error, on_folder
 from tests.datamodules.trajectories import made
 
 AREA = partial(Case, "Trajectories (`.hdf5`)")
@@ -58,12 +58,10 @@ def _arguments(**options: object) -> Callable[[Path], str]:
     )
 
 
-def _without(package: str, tell: Callable[[Path], str]) -> Callable[[Path], str]:
-    def told(folder: Path) -> str:
-        with mock.patch.dict(sys.modules, {package: None}):
-            return tell(folder)
-
-    return told
+@on_folder
+def _without(folder: Path, package: str, tell: Callable[[Path], str]) -> str:
+    with mock.patch.dict(sys.modules, {package: None}):
+        return tell(folder)
 
 
 def _without_h5py(folder: Path) -> str:

@@ -7,25 +7,22 @@ from functools import partial
 from pathlib import Path
 
 from datamodules import IWSLT14, WMT14, Translation
-from tests.bad_inputs.cases import Case, command_error, data_error, data_main
+from tests.bad_inputs.cases import Case, command_error, data_error, data_main, in_code, on_folder
 from tests.datamodules.text.translation import made
 
 _DICTIONARY = "der 3\nHund 2\n"
 
 
-def parallel(change: Callable[[Path], object], **options: object) -> Callable[[Path], str]:
+@in_code
+def parallel(folder: Path, change: Callable[[Path], object], **options: object) -> None:
     """A folder of parallel text that is changed before it is read."""
-
-    def read(folder: Path) -> None:
-        made.write(folder / "text")
-        change(folder / "text")
-        arguments = {"tokens": "words", "max_tokens": 128, **options}
-        module = Translation(path=str(folder / "text"), **arguments)  # type: ignore[arg-type]
-        module.prepare_data()
-        module.setup()
-        module._evaluation_order("test")
-
-    return data_error(read)
+    made.write(folder / "text")
+    change(folder / "text")
+    arguments = {"tokens": "words", "max_tokens": 128, **options}
+    module = Translation(path=str(folder / "text"), **arguments)  # type: ignore[arg-type]
+    module.prepare_data()
+    module.setup()
+    module._evaluation_order("test")
 
 
 def _remove(name: str) -> Callable[[Path], object]:
@@ -36,13 +33,11 @@ def _line(name: str, line: bytes) -> Callable[[Path], object]:
     return lambda folder: made.strange_line(folder, name, 4, line)
 
 
-def _write(**texts: str) -> Callable[[Path], object]:
-    def write(folder: Path) -> None:
-        for name, text in texts.items():
-            place = name.replace("_", ".", 1) if "dict" not in name else name.replace("_", ".")
-            (folder / place).write_text(text, encoding="utf-8")
-
-    return write
+@on_folder
+def _write(folder: Path, **texts: str) -> None:
+    for name, text in texts.items():
+        place = name.replace("_", ".", 1) if "dict" not in name else name.replace("_", ".")
+        (folder / place).write_text(text, encoding="utf-8")
 
 
 def _one_line_less(folder: Path) -> None:

@@ -15,7 +15,7 @@ from unittest import mock
 import yaml
 
 from lit_probattn.configs import read_yaml
-from tests.bad_inputs.cases import Case, command_error
+from tests.bad_inputs.cases import Case, command_error, on_folder
 from tests.support.caches import scratch_folder
 from tests.support.paths import ROOT
 from tests.support.runs import arguments, only_version, run, write_attention
@@ -45,26 +45,20 @@ def _fit(*more: str, **attention: int) -> Callable[[Path], str]:
     return lambda folder: command_error(_words(folder, *more, **attention))
 
 
-def _test(*more: str) -> Callable[[Path], str]:
+@on_folder
+def _test(_: Path, *more: str) -> str:
     """A test of the trained run with other settings."""
-
-    def tell(_: Path) -> str:
-        config = ("test", "--config", str(_trained() / "config.yaml"), "--ckpt_path")
-        return command_error([*config, *(more or ("last",))]).replace(str(_trained()), "RUN")
-
-    return tell
+    config = ("test", "--config", str(_trained() / "config.yaml"), "--ckpt_path")
+    return command_error([*config, *(more or ("last",))]).replace(str(_trained()), "RUN")
 
 
-def _translate(lines: bytes, *more: str) -> Callable[[Path], str]:
+@on_folder
+def _translate(folder: Path, lines: bytes, *more: str) -> str:
     """Lines that are given to the trained run."""
-
-    def tell(folder: Path) -> str:
-        given = SimpleNamespace(buffer=io.BytesIO(lines))
-        with mock.patch.object(sys, "stdin", given):
-            words = ["translate", str(_trained()), "--device", "cpu", *more]
-            return command_error(words).replace(str(_trained()), "RUN")
-
-    return tell
+    given = SimpleNamespace(buffer=io.BytesIO(lines))
+    with mock.patch.object(sys, "stdin", given):
+        words = ["translate", str(_trained()), "--device", "cpu", *more]
+        return command_error(words).replace(str(_trained()), "RUN")
 
 
 def _other_data(folder: Path) -> str:
@@ -95,18 +89,15 @@ def _of_other_pairs(folder: Path) -> Path:
     return copy
 
 
-def _compared(make: Callable[[Path], Path], *more: str) -> Callable[[Path], str]:
+@on_folder
+def _compared(folder: Path, make: Callable[[Path], Path], *more: str) -> str:
     """The trained run beside one that is made of it."""
-
-    def tell(folder: Path) -> str:
-        (folder / "remarks.csv").write_text("sentence,remark\n999,no verb\n", encoding="utf-8")
-        runs = [f"a={_trained()}", f"b={make(folder)}"]
-        words = ["analyse", "translations", "--runs", *runs, "--out", str(folder / "out")]
-        more_words = [word.replace("DIR", str(folder)) for word in more]
-        told = command_error([*words, "--device", "cpu", *more_words])
-        return told.replace(str(_trained()), "RUN")
-
-    return tell
+    (folder / "remarks.csv").write_text("sentence,remark\n999,no verb\n", encoding="utf-8")
+    runs = [f"a={_trained()}", f"b={make(folder)}"]
+    words = ["analyse", "translations", "--runs", *runs, "--out", str(folder / "out")]
+    more_words = [word.replace("DIR", str(folder)) for word in more]
+    told = command_error([*words, "--device", "cpu", *more_words])
+    return told.replace(str(_trained()), "RUN")
 
 
 def cases() -> Iterator[Case]:

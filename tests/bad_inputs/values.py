@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from tests.bad_inputs.cases import Case, command_error, fit
+from tests.bad_inputs.cases import Case, command_error, fit, on_folder
 from tests.datamodules.images.made import write_images
 from tests.datamodules.text import made as made_text
 from tests.support.runs import arguments, run, write_attention
@@ -17,14 +17,11 @@ from tests.support.runs import arguments, run, write_attention
 ARGS = "model.init_args.attention.init_args"
 
 
-def variant(cls: str, *more: str, **args: Any) -> Callable[[Path], str]:
+@on_folder
+def variant(folder: Path, cls: str, *more: str, **args: Any) -> str:
     """A fit with an attention variant that does not fit."""
-
-    def tell(folder: Path) -> str:
-        attention = write_attention(folder, cls, **args)
-        return command_error(arguments("fit", folder, *more, attention=attention))
-
-    return tell
+    attention = write_attention(folder, cls, **args)
+    return command_error(arguments("fit", folder, *more, attention=attention))
 
 
 def model(**values: Any) -> Callable[[Path], str]:
@@ -42,16 +39,13 @@ def training(**values: Any) -> Callable[[Path], str]:
     return fit(*(w for k, v in values.items() for w in (f"--trainer.{k}", str(v))))
 
 
-def _language_model(*more: str, text: bool = False) -> Callable[[Path], str]:
+@on_folder
+def _language_model(folder: Path, *more: str, text: bool = False) -> str:
     """A language-model fit, with text or without."""
-
-    def tell(folder: Path) -> str:
-        if text:
-            made_text.write(folder)
-        given = {"task": "tiny/wikitext103_small", "data_dir": folder}
-        return command_error(arguments("fit", folder, *more, **given))
-
-    return tell
+    if text:
+        made_text.write(folder)
+    given = {"task": "tiny/wikitext103_small", "data_dir": folder}
+    return command_error(arguments("fit", folder, *more, **given))
 
 
 def _values() -> Iterator[Case]:

@@ -9,25 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from datamodules import QuestionAnswering, TextPairs
-from tests.bad_inputs.cases import Case, command_error, data_error, data_main
+from tests.bad_inputs.cases import Case, command_error, data_error, data_main, in_code
 from tests.datamodules.text.fine_tuning import made
 
 _SIZES = {"vocab_limit": 200, "max_length": 20, "stride": 4, "max_query_length": 8}
 
 
-def questions(change: Callable[[Any], object], **options: Any) -> Callable[[Path], str]:
+@in_code
+def questions(folder: Path, change: Callable[[Any], object], **options: Any) -> None:
     """Questions whose training file is changed before it is read."""
-
-    def read(folder: Path) -> None:
-        made.write_squad(folder / "squad", options.get("version", "1.1"))
-        path = folder / "squad/train.json"
-        content = json.loads(path.read_text("utf-8"))
-        changed = change(content)
-        text = changed if isinstance(changed, str) else json.dumps(content)
-        path.write_bytes(text.encode("utf-8", "surrogatepass"))
-        _open(QuestionAnswering(path=str(folder / "squad"), **{**_SIZES, **options}))
-
-    return data_error(read)
+    made.write_squad(folder / "squad", options.get("version", "1.1"))
+    path = folder / "squad/train.json"
+    content = json.loads(path.read_text("utf-8"))
+    changed = change(content)
+    text = changed if isinstance(changed, str) else json.dumps(content)
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    _open(QuestionAnswering(path=str(folder / "squad"), **{**_SIZES, **options}))
 
 
 def _open(data: Any) -> None:
@@ -109,36 +106,28 @@ def _latin(folder: Path) -> None:
 # ---- pairs -------------------------------------------------------------------------------------
 
 
-def _row(**values: Any) -> Callable[[Path], str]:
+@in_code
+def _row(folder: Path, **values: Any) -> None:
     """MultiNLI, of which a row is changed."""
-
-    def read(folder: Path) -> None:
-        path = made.write_mnli(folder / "mnli") / "multinli_1.0_train.jsonl"
-        lines = path.read_text("utf-8").splitlines()
-        lines[4] = json.dumps({**json.loads(lines[4]), **values})
-        path.write_text("\n".join(lines), "utf-8")
-        _open(TextPairs(path=str(folder / "mnli"), corpus="mnli", vocab_limit=200))
-
-    return data_error(read)
+    path = made.write_mnli(folder / "mnli") / "multinli_1.0_train.jsonl"
+    lines = path.read_text("utf-8").splitlines()
+    lines[4] = json.dumps({**json.loads(lines[4]), **values})
+    path.write_text("\n".join(lines), "utf-8")
+    _open(TextPairs(path=str(folder / "mnli"), corpus="mnli", vocab_limit=200))
 
 
-def _glue(name: Any, text: str) -> Callable[[Path], str]:
+@in_code
+def _glue(folder: Path, name: Any, text: str) -> None:
     """A table of GLUE with another text."""
-
-    def read(folder: Path) -> None:
-        place = (made.write_sst2 if name == "sst2" else made.write_qnli)(folder / name)
-        (place / "dev.tsv").write_text(text, "utf-8")
-        _open(TextPairs(path=str(place), corpus=name, vocab_limit=200))
-
-    return data_error(read)
+    place = (made.write_sst2 if name == "sst2" else made.write_qnli)(folder / name)
+    (place / "dev.tsv").write_text(text, "utf-8")
+    _open(TextPairs(path=str(place), corpus=name, vocab_limit=200))
 
 
-def _own(text: str, **options: Any) -> Callable[[Path], str]:
-    def read(folder: Path) -> None:
-        (folder / "x.csv").write_text(text, "utf-8")
-        _open(TextPairs(path=str(folder / "x.csv"), vocab_limit=200, **options))
-
-    return data_error(read)
+@in_code
+def _own(folder: Path, text: str, **options: Any) -> None:
+    (folder / "x.csv").write_text(text, "utf-8")
+    _open(TextPairs(path=str(folder / "x.csv"), vocab_limit=200, **options))
 
 
 def _pair_cases() -> Iterator[Case]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from lit_probattn.training.checkpoints import load_checkpoint, save_checkpoint
-from tests.bad_inputs.cases import Case, command_error
+from tests.bad_inputs.cases import Case, command_error, on_folder
 from tests.datamodules.text.fine_tuning import made
 from tests.support.caches import scratch_folder
 from tests.support.runs import arguments, only_version, run
@@ -37,11 +37,9 @@ def _trained() -> Path:
     return only_version(folder)
 
 
-def _fit(*more: str, task: str = "mnli") -> Callable[[Path], str]:
-    def tell(folder: Path) -> str:
-        return _told(_words("fit", folder, *more, task=task))
-
-    return tell
+@on_folder
+def _fit(folder: Path, *more: str, task: str = "mnli") -> str:
+    return _told(_words("fit", folder, *more, task=task))
 
 
 def _told(words: list[str]) -> str:

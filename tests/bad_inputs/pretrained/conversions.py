@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from tests.bad_inputs.cases import Case, command_error, fit
+from tests.bad_inputs.cases import Case, command_error, fit, on_folder
 from tests.bad_inputs.values import variant
 from tests.convert.test_to_mgk import make_run
 
 _STEPS = "--model.init_args.norm_annealing_steps"
 
 
-def _convert(flags: str) -> Callable[[Path], str]:
+@on_folder
+def _convert(folder: Path, flags: str) -> str:
     """A conversion of a sound run."""
-
-    def tell(folder: Path) -> str:
-        make_run(folder / "run")
-        command = ["convert", str(folder / "run"), str(folder / "out.ckpt"), *flags.split()]
-        return command_error(command)
-
-    return tell
+    make_run(folder / "run")
+    command = ["convert", str(folder / "run"), str(folder / "out.ckpt"), *flags.split()]
+    return command_error(command)
 
 
-def _prune(attention: str, flags: str) -> Callable[[Path], str]:
+@on_folder
+def _prune(folder: Path, attention: str, flags: str) -> str:
     """Pruning of a sound run."""
-
-    def tell(folder: Path) -> str:
-        torch.manual_seed(0)  # the message has a number of the weights
-        make_run(folder / "run", attention)
-        place = [str(folder / "run"), str(folder / "out.ckpt")]
-        return command_error(["convert", "prune", *place, *flags.split()])
-
-    return tell
+    torch.manual_seed(0)  # the message has a number of the weights
+    make_run(folder / "run", attention)
+    place = [str(folder / "run"), str(folder / "out.ckpt")]
+    return command_error(["convert", "prune", *place, *flags.split()])
 
 
 def cases() -> Iterator[Case]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,46 +10,37 @@ from typing import Any
 from datamodules import MaskedText
 from datamodules.text.choice import TokenChoice
 from datamodules.text.token_files import read_encoder
-from tests.bad_inputs.cases import Case, data_error
+from tests.bad_inputs.cases import Case, in_code
 from tests.datamodules.text import made as made_text
 
 _WORDS = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nword\n"
 _LETTERS = '{"a": 0, "b": 1}'
 
 
-def files(where: str = "", /, **content: str | bytes) -> Callable[[Path], str]:
+@in_code
+def files(folder: Path, where: str = "", /, **content: str | bytes) -> None:
     """A folder of these files, `_` in their names for the dot; `where` is the one to read."""
-
-    def read(folder: Path) -> None:
-        for name, text in content.items():
-            stem, _, ending = name.rpartition("_")
-            raw = text if isinstance(text, bytes) else text.encode()
-            (folder / f"{stem}.{ending}").write_bytes(raw)
-        read_encoder(folder / where)
-
-    return data_error(read)
+    for name, text in content.items():
+        stem, _, ending = name.rpartition("_")
+        raw = text if isinstance(text, bytes) else text.encode()
+        (folder / f"{stem}.{ending}").write_bytes(raw)
+    read_encoder(folder / where)
 
 
-def trained(size: int, *texts: str, twice: bool = False) -> Callable[[Path], str]:
+@in_code
+def trained(folder: Path, size: int, *texts: str, twice: bool = False) -> None:
     """A vocabulary of these texts."""
-
-    def train(folder: Path) -> None:
-        for _ in range(1 + twice):
-            TokenChoice("wordpiece", size).make_from(texts).save(folder)
-
-    return data_error(train)
+    for _ in range(1 + twice):
+        TokenChoice("wordpiece", size).make_from(texts).save(folder)
 
 
-def masked(**options: object) -> Callable[[Path], str]:
+@in_code
+def masked(folder: Path, **options: object) -> None:
     """Text for masked language models in the tokens of a sound vocabulary."""
-
-    def read(folder: Path) -> None:
-        made_text.write(folder)
-        (folder / "vocab.txt").write_text(_WORDS)
-        given: dict[str, Any] = {"corpus": "other", "tokenizer": str(folder), **options}
-        MaskedText(data_dir=str(folder), segment_len=9, **given).setup()
-
-    return data_error(read)
+    made_text.write(folder)
+    (folder / "vocab.txt").write_text(_WORDS)
+    given: dict[str, Any] = {"corpus": "other", "tokenizer": str(folder), **options}
+    MaskedText(data_dir=str(folder), segment_len=9, **given).setup()
 
 
 def cases() -> Iterator[Case]:

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lit_probattn.convert.transformers_names import Layout
-from tests.bad_inputs.cases import Case, command_error
+from tests.bad_inputs.cases import Case, command_error, on_folder
 
 _CONFIG: dict[str, Any] = {
     **{"model_type": "bert", "vocab_size": 7, "hidden_size": 4, "num_hidden_layers": 1},
@@ -37,36 +37,27 @@ def _read(folder: Path) -> str:
     return command_error([*_IMPORT, str(folder), str(folder / "out.ckpt")])
 
 
-def configured(**config: Any) -> Callable[[Path], str]:
+@on_folder
+def configured(folder: Path, **config: Any) -> str:
     """A sound model but for its configuration."""
-
-    def tell(folder: Path) -> str:
-        save_file(_model(folder, **config), folder / "model.safetensors")
-        return _read(folder)
-
-    return tell
+    save_file(_model(folder, **config), folder / "model.safetensors")
+    return _read(folder)
 
 
-def changed(change: Callable[[_Tensors], object]) -> Callable[[Path], str]:
+@on_folder
+def changed(folder: Path, change: Callable[[_Tensors], object]) -> str:
     """A sound model but for its tensors."""
-
-    def tell(folder: Path) -> str:
-        tensors = _model(folder)
-        change(tensors)
-        save_file(tensors, folder / "model.safetensors")
-        return _read(folder)
-
-    return tell
+    tensors = _model(folder)
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+    return _read(folder)
 
 
-def filed(write: Callable[[Path, _Tensors], object]) -> Callable[[Path], str]:
+@on_folder
+def filed(folder: Path, write: Callable[[Path, _Tensors], object]) -> str:
     """A sound model but for its files, which `write` writes."""
-
-    def tell(folder: Path) -> str:
-        write(folder, _model(folder))
-        return _read(folder)
-
-    return tell
+    write(folder, _model(folder))
+    return _read(folder)
 
 
 def _indexed(weight_map: Any) -> Callable[[Path], str]:
@@ -88,19 +79,16 @@ def _own_output(folder: Path) -> str:
     return _read(folder)
 
 
-def _classified(labels: list[str], **config: Any) -> Callable[[Path], str]:
+@on_folder
+def _classified(folder: Path, labels: list[str], **config: Any) -> str:
     """A classifier of three classes, converted with these labels."""
-
-    def tell(folder: Path) -> str:
-        named = {"architectures": ["BertForSequenceClassification"], **config}
-        (folder / "config.json").write_text(json.dumps({**_CONFIG, **named}))
-        rows = Layout("bert", 1, frozenset({"pooler", "labels"})).rows()
-        tensors = {theirs: torch.ones([_SIZES[c] for c in shape]) for _, theirs, shape in rows}
-        save_file(tensors, folder / "model.safetensors")
-        words = ["--labels", *labels] if labels else []
-        return command_error([*_IMPORT, str(folder), str(folder / "out.ckpt"), *words])
-
-    return tell
+    named = {"architectures": ["BertForSequenceClassification"], **config}
+    (folder / "config.json").write_text(json.dumps({**_CONFIG, **named}))
+    rows = Layout("bert", 1, frozenset({"pooler", "labels"})).rows()
+    tensors = {theirs: torch.ones([_SIZES[c] for c in shape]) for _, theirs, shape in rows}
+    save_file(tensors, folder / "model.safetensors")
+    words = ["--labels", *labels] if labels else []
+    return command_error([*_IMPORT, str(folder), str(folder / "out.ckpt"), *words])
 
 
 def _masked_with_labels(folder: Path) -> str:
@@ -184,38 +172,34 @@ def _import_cases() -> Iterator[Case]:
 # ---- written -----------------------------------------------------------------------------------
 
 
+@on_folder
 def exported(
+    folder: Path,
     sizes: dict[str, Any] | None = None,
     attention: str = "SoftmaxAttention",
     options: dict[str, Any] | None = None,
     words: tuple[str, ...] = (),
     **tensors: Tensor | None,
-) -> Callable[[Path], str]:
+) -> str:
     """A checkpoint of ours that has no place in a BERT; None takes a tensor out."""
-
-    def tell(folder: Path) -> str:
-        rows = Layout("bert", 1, frozenset({"words"})).rows()
-        state: dict[str, Any] = {ours: torch.ones([_SIZES[c] for c in s]) for ours, _, s in rows}
-        for name, tensor in tensors.items():
-            key = name.replace("__", ".")
-            state[key] = tensor
-        state = {f"model.{name}": tensor for name, tensor in state.items() if tensor is not None}
-        path = folder / "own.ckpt"
-        torch.save(
-            {"state_dict": state, "hyper_parameters": {"head_dim": 2, **(sizes or {})}}, path
-        )
-        entry = {"class_path": f"lit_probattn.attention.{attention}", "init_args": {"num_heads": 2}}
-        entry["init_args"] |= options or {}  # type: ignore[operator]
-        text = yaml.safe_dump({"model": {"init_args": {"attention": entry}}})
-        if "--no-config" not in words:
-            path.with_suffix(".yaml").write_text(text)
-        if "--taken" in words:
-            (folder / "out").mkdir()
-            (folder / "out/config.json").write_text("mine")
-        rest = [word for word in words if word not in ("--no-config", "--taken")]
-        return command_error(["convert", "to_transformers", str(path), str(folder / "out"), *rest])
-
-    return tell
+    rows = Layout("bert", 1, frozenset({"words"})).rows()
+    state: dict[str, Any] = {ours: torch.ones([_SIZES[c] for c in s]) for ours, _, s in rows}
+    for name, tensor in tensors.items():
+        key = name.replace("__", ".")
+        state[key] = tensor
+    state = {f"model.{name}": tensor for name, tensor in state.items() if tensor is not None}
+    path = folder / "own.ckpt"
+    torch.save({"state_dict": state, "hyper_parameters": {"head_dim": 2, **(sizes or {})}}, path)
+    entry = {"class_path": f"lit_probattn.attention.{attention}", "init_args": {"num_heads": 2}}
+    entry["init_args"] |= options or {}  # type: ignore[operator]
+    text = yaml.safe_dump({"model": {"init_args": {"attention": entry}}})
+    if "--no-config" not in words:
+        path.with_suffix(".yaml").write_text(text)
+    if "--taken" in words:
+        (folder / "out").mkdir()
+        (folder / "out/config.json").write_text("mine")
+    rest = [word for word in words if word not in ("--no-config", "--taken")]
+    return command_error(["convert", "to_transformers", str(path), str(folder / "out"), *rest])
 
 
 def _export_cases() -> Iterator[Case]:

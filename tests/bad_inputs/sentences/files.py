@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from lit_probattn.reproduce.__main__ import main as reproduce
-from tests.bad_inputs.cases import Case, command_error, data_error
+from tests.bad_inputs.cases import Case, command_error, data_error, in_code, on_folder
 from tests.datamodules.text import test_sentences as text
 
 GRID = """\
@@ -21,23 +21,20 @@ head_dim: 16
 """
 
 
-def _release(change: Callable[[Path], object] = lambda folder: None, **options: object):
+@in_code
+def _release(
+    folder: Path, change: Callable[[Path], object] = lambda folder: None, **options: object
+) -> None:
     """Read a release that was changed; the change gets its folder."""
-
-    def read(folder: Path) -> None:
-        text.write(folder)
-        change(folder)
-        text.made(folder, **options)
-
-    return data_error(read)
+    text.write(folder)
+    change(folder)
+    text.made(folder, **options)
 
 
-def _shard(content: bytes | None) -> Callable[[Path], object]:
-    def change(folder: Path) -> None:
-        path = folder / text.TRAINING / "news.en-00042-of-00100"
-        path.unlink() if content is None else path.write_bytes(content)
-
-    return change
+@on_folder
+def _shard(folder: Path, content: bytes | None) -> None:
+    path = folder / text.TRAINING / "news.en-00042-of-00100"
+    path.unlink() if content is None else path.write_bytes(content)
 
 
 def _end_in_line(folder: Path) -> None:
@@ -47,13 +44,11 @@ def _end_in_line(folder: Path) -> None:
     text.made(folder, corpus="other")
 
 
-def _grid(more: str) -> Callable[[Path], str]:
-    def tell(folder: Path) -> str:
-        (folder / "grid.yaml").write_text(GRID + more)
-        words = ["grid", "--tables", str(folder), "--dry-run"]
-        return command_error([*words, "--runs", str(folder)], reproduce)
-
-    return tell
+@on_folder
+def _grid(folder: Path, more: str) -> str:
+    (folder / "grid.yaml").write_text(GRID + more)
+    words = ["grid", "--tables", str(folder), "--dry-run"]
+    return command_error([*words, "--runs", str(folder)], reproduce)
 
 
 def cases() -> Iterator[Case]:
@@ -84,9 +79,7 @@ def cases() -> Iterator[Case]:
     )
 
 
-def _release_eval():
-    def read(folder: Path) -> None:
-        text.write(folder)
-        text.made(folder, eval_max_tokens=5).test_dataloader()
-
-    return data_error(read)
+@in_code
+def _release_eval(folder: Path) -> None:
+    text.write(folder)
+    text.made(folder, eval_max_tokens=5).test_dataloader()
