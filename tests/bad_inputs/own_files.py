@@ -53,7 +53,7 @@ def _new(folder: Path, content: str, stage: str | None, name: str = "new.csv") -
 
 def _folder_without_a_table(folder: Path) -> None:
     (folder / "notes.doc").write_text("x")
-    LabelledTexts(path=str(folder)).setup()
+    LabelledTexts(path=str(folder))  # not yet read
 
 
 def _rows(*rows: dict[str, object]) -> str:

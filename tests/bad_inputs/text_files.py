@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
@@ -10,9 +9,9 @@ from functools import partial
 from pathlib import Path
 
 from datamodules import ListOps, Retrieval, Text
-from datamodules.core.cache import CacheSpec, CacheWriter, ensure_cache, open_cache
-from tests.bad_inputs.cases import Case, data_error, in_code, on_folder
-from tests.datamodules.core.test_cache import SPEC, build
+from datamodules.core.cache import CacheSpec, ensure_cache, open_cache
+from tests.bad_inputs.cases import Case, data_error, in_code
+from tests.datamodules.core.test_cache import SPEC, build, change_meta, flip
 from tests.datamodules.lra.files import PAIR_FILES, pair_lines, write_pairs
 from tests.datamodules.lra.test_listops_release import GOOD, HEADER
 from tests.datamodules.lra.test_text import REVIEWS, member, write_archive
@@ -159,29 +158,13 @@ def cache(folder: Path, change: Callable[[Path], object]) -> None:
     open_cache(folder, SPEC)
 
 
-@on_folder
-def _set(folder: Path, **values: object) -> None:
-    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-    (folder / "meta.json").write_text(json.dumps({**meta, **values}))
-
-
-def _flip(folder: Path) -> None:
-    content = bytearray((folder / "b.npy").read_bytes())
-    content[-1] ^= 1
-    (folder / "b.npy").write_bytes(content)
-
-
 def _grown_source(folder: Path) -> None:
     source = folder / "source.txt"
     source.write_text("one")
     spec = CacheSpec("numbers", {}, lambda: [source])
-    ensure_cache(folder, spec, _add)
+    ensure_cache(folder, spec, build)
     source.write_text("two more")
     open_cache(folder, spec)
-
-
-def _add(writer: CacheWriter) -> None:
-    build(writer)
 
 
 def _cache_cases() -> Iterator[Case]:
@@ -189,14 +172,14 @@ def _cache_cases() -> Iterator[Case]:
     cut = cache(lambda f: (f / "a.npy").write_bytes((f / "a.npy").read_bytes()[:-1]))
     yield case("none", data_error(lambda folder: open_cache(folder, SPEC)))
     yield case("a file is cut off", cut)
-    yield case("one byte changed", cache(_flip))
+    yield case("one byte changed", cache(flip))
     yield case("a file is missing", cache(lambda folder: (folder / "a.npy").unlink()))
     yield case("no `meta.json`", cache(lambda folder: (folder / "meta.json").unlink()))
     yield case("`meta.json` is cut off", cache(lambda f: (f / "meta.json").write_text('{"fo')))
     yield case("`meta.json` holds a list", cache(lambda f: (f / "meta.json").write_text("[1]")))
-    yield case("another format version", cache(_set(format_version=99)))
-    yield case("made for other settings", cache(_set(settings={"count": 6})))
-    yield case("`files` is no mapping", cache(_set(files=[1])))
+    yield case("another format version", cache(partial(change_meta, format_version=99)))
+    yield case("made for other settings", cache(partial(change_meta, settings={"count": 6})))
+    yield case("`files` is no mapping", cache(partial(change_meta, files=[1])))
     yield case("the release has changed since", data_error(_grown_source))
 
 

@@ -62,24 +62,10 @@ def test_an_empty_column_of_labels_is_none(tmp_path, missing):
     assert batch["target"].tolist() == [-1, -1]
 
 
-def test_a_label_that_was_not_learned_is_refused_with_its_line(tmp_path):
-    new = write(tmp_path / "new.csv", [("theta", "newt"), ("beta", "eel")])
-    with pytest.raises(DataError, match=r"new\.csv, line 3: class 'eel' is missing"):
-        of_test(texts(tmp_path, new_path=str(new)))
-
-
 def test_only_some_labels_are_refused(tmp_path):
     new = write(tmp_path / "new.csv", [("theta", "newt"), ("beta", "")])
     with pytest.raises(DataError, match=r"line 3: label 'label' is empty"):
         of_test(texts(tmp_path, new_path=str(new)))
-
-
-def test_scores_need_labels(tmp_path):
-    new = write(tmp_path / "new.csv", [("theta",)], ["text"])
-    made = texts(tmp_path, new_path=str(new))
-    made.setup("test")
-    with pytest.raises(DataError, match=r"new\.csv has no labels"):
-        made.test_dataloader()
 
 
 @pytest.mark.parametrize("stage", ["fit", "validate"])

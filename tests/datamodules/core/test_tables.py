@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from datamodules.core.tables import labels_of, read_released, read_table
@@ -58,15 +56,6 @@ def test_blank_lines_before_the_header_are_skipped(tmp_path, separator, blank):
     path.write_bytes(f"{blank}label\na\n".encode())
     with pytest.raises(DataError, match=f"line {first - 1}: only one column"):
         read_table(path)
-
-
-@pytest.mark.parametrize("fault", ["duplicate", "time"])
-def test_a_column_of_a_parquet_file_that_cannot_be_read_is_named(tmp_path, fault):
-    text, when = pa.array(["a", "b"]), pa.array([1, 2**62], pa.timestamp("us"))
-    name, values = ("text", text) if fault == "duplicate" else ("when", when)
-    pq.write_table(pa.table([text, values], names=["text", name]), tmp_path / "mine.parquet")
-    with pytest.raises(DataError, match=rf"mine\.parquet: .*column '{name}'"):
-        read_table(tmp_path / "mine.parquet")
 
 
 def test_quotes_within_a_text_stay(tmp_path):

@@ -342,18 +342,6 @@ def test_labels_of_a_ts_file_are_spelled_as_in_its_header(tmp_path):
     assert data(tmp_path / "mine.ts").classes == ["Run", "Walk"]
 
 
-def test_a_time_without_id_is_not_a_step(tmp_path):
-    path = long_table(tmp_path / "mine.csv", "time,x,y1,label", "{t},{v},{n},{y}")
-    with pytest.raises(DataError, match="set id_column"):
-        data(path)
-
-
-def test_columns_apply_to_tables_only(tmp_path):
-    np.savez(tmp_path / "mine.npz", x=np.arange(36.0).reshape(12, 3), y=np.arange(12) % 2)
-    with pytest.raises(DataError, match=r"label_column applies to \.csv"):
-        data(tmp_path / "mine.npz", label_column="class")
-
-
 @pytest.mark.parametrize("shape", [(12, 5), (12, 5, 2)])
 def test_missing_steps_at_the_end_shorten_a_series_of_an_array(tmp_path, shape):
     x = np.random.default_rng(0).normal(size=shape)

@@ -240,9 +240,3 @@ def test_a_file_of_no_split_is_named(tmp_path, logged):
         write(tmp_path / f"{name}.csv", rows(seed=seed))
     data(tmp_path)
     assert "extra.csv denotes no split" in logged.text
-
-
-def test_a_folder_without_tables_is_refused_before_anything_is_read(tmp_path):
-    (tmp_path / "notes.md").touch()
-    with pytest.raises(DataError, match="expected one file ending in"):
-        LabelledTexts(path=str(tmp_path))
