@@ -124,7 +124,7 @@ class DataModule(pl.LightningDataModule):
         self.num_workers, self.seed = num_workers, seed
         self.pad_to, self.pad_multiple = pad_to, pad_multiple
         self.predict_split = predict_split
-        self.splits: dict[str, Split] = {}
+        self.splits: dict[str, Any] = {}
         # By split; `train+val` is the union of two splits.
         self.published: dict[str, Published] = {}
         # Remarks about the sizes, available after `setup`; one line each.
@@ -193,8 +193,8 @@ class DataModule(pl.LightningDataModule):
         """Optimiser steps of one pass over the training split (after `setup`)."""
         return len(self.split("train")) // self.batch_size
 
-    def split(self, name: str) -> Split:
-        """Return one split (after `setup`)."""
+    def split(self, name: str) -> Any:
+        """Return one split, a subclass's kind of `Split` (after `setup`)."""
         if not self.splits:
             raise RuntimeError(f"call {type(self).__name__}.setup() before using its splits")
         return self.splits[name]
@@ -389,6 +389,11 @@ class CachedDataModule(DataModule):
                 command += f" --cache_dir {self.cache_dir}"
             kind = MissingDataError if isinstance(error, MissingDataError) else DataError
             raise kind(f"{error}; run `{command}` with the same settings") from None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Facts about the content, stored in the cache."""
+        return self.cache.facts
 
     @property
     def cache(self) -> Cache:

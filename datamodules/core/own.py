@@ -368,11 +368,6 @@ class OwnSamples(NewSamples, AtPath, Divided, ClassMap, CachedDataModule):
                 f"which inflates scores; remove them, or set allow_overlap to true"
             )
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        """Facts about the content, stored in the cache."""
-        return self.cache.facts
-
     def splits_of(self, cache: Cache) -> dict[str, Split]:
         """Open the splits."""
         self.notes = list(self.facts["notes"])

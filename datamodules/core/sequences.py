@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -101,7 +101,7 @@ class SequenceSplit(Mapped):
         self._rows = np.arange(len(targets)) if rows is None else rows
 
     @classmethod
-    def from_cache(cls, cache: Cache, name: str, *arguments: Any, **options: Any) -> Any:
+    def from_cache(cls, cache: Cache, name: str, *arguments: Any, **options: Any) -> Self:
         """Open the split that `write_sequences` stored under `name`; passes on other arguments."""
         targets = np.asarray(cache.array(f"{name}_targets"))
         return cls(Ragged.open(cache, name, cls.kind), targets, *arguments, **options)

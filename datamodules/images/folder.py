@@ -141,8 +141,7 @@ class ImageFolder(NewSamples, AtPath, Divided, ImageNet):
 
     def size_lines(self) -> Iterator[str]:
         """Yield lines about the splits and image sizes, and three samples."""
-        splits: dict[str, Any] = self.splits
-        for name, split in splits.items():
+        for name, split in self.splits.items():
             sizes = sorted(_pixels(split.files))
             low, median, high, most = (sizes[int(q * (len(sizes) - 1))] for q in (0, 0.5, 0.95, 1))
             yield (
@@ -165,8 +164,7 @@ class ImageFolder(NewSamples, AtPath, Divided, ImageNet):
 
     def new_digest(self, path: Path) -> str:
         """Return the SHA-256 of the names and sizes of the new images."""
-        split: Any = self.split("test")
-        files: ImageFiles = split.files
+        files: ImageFiles = self.split("test").files
         return files.digest
 
     def new_split(self, path: Path) -> tuple[ImageSplit, list[str]]:

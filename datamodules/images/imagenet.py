@@ -167,8 +167,7 @@ class ImageNet(ClassMap, DataModule):
 
     def name_of(self, split: str, index: int) -> str:
         """Return the path of an image, relative to the folder of its split."""
-        samples: Any = self.split(split)
-        files: ImageFiles = samples.files
+        files: ImageFiles = self.split(split).files
         return files.path(index).relative_to(files.folder).as_posix()
 
     # ---- report --------------------------------------------------------------------------------

@@ -132,7 +132,8 @@ class ListOps(Generated, ArenaTokens):
 
     def splits_of(self, cache: Cache) -> dict[str, Split]:
         """Open the three splits; raises DataError if an expression would be truncated."""
-        limit, splits = self._max_length_tokens, {}
+        limit = self._max_length_tokens
+        splits: dict[str, Split] = {}
         for name in listops_release.SPLIT_FILES:
             split = TokenSplit.from_cache(cache, name, limit)
             if (longer := int((split.lengths > limit).sum())) > 0:

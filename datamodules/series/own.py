@@ -192,8 +192,7 @@ class OwnSeries(SeriesData, OwnSamples):
 
     def open_split(self, cache: Cache, name: str) -> Split:
         """Open one split in a cache."""
-        split: SeriesSplit = SeriesSplit.from_cache(cache, name, self.max_seq_len)
-        return split
+        return SeriesSplit.from_cache(cache, name, self.max_seq_len)
 
     # ---- checkpoints ---------------------------------------------------------------------------
 
@@ -222,8 +221,7 @@ class OwnSeries(SeriesData, OwnSamples):
 
     def shown(self, name: str, index: int) -> str:
         """Format the first values of a series, without normalisation."""
-        split: Any = self.splits[name]
-        series = split.series(index)
+        series = self.splits[name].series(index)
         shown = ", ".join(f"{value:.4g}" for value in series[:8, 0])
         return f"{len(series)} steps, first feature {shown}, …"
 

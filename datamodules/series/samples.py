@@ -125,7 +125,7 @@ class SeriesData(ClassMap, DataModule):
     @cached_property
     def _fitted(self) -> Normalizer:
         """Statistics of the training split."""
-        train: Any = self.split("train")
+        train = self.split("train")
         return Normalizer.fit(self.normalization, lambda: map(train.series, range(len(train))))
 
     def setup(self, stage: str | None = None) -> None:
@@ -139,8 +139,7 @@ class SeriesData(ClassMap, DataModule):
 
     def _normalize(self, normalizer: Normalizer) -> None:
         self.normalizer = normalizer
-        splits: dict[str, Any] = self.splits
-        for split in splits.values():
+        for split in self.splits.values():
             split.normalizer = normalizer
 
     def state_dict(self) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class UEA(HeldOut, SeriesData, CachedDataModule):
     @property
     def classes(self) -> list[str]:
         """Label of each class number."""
-        return list(self._facts["classes"])
+        return list(self.facts["classes"])
 
     @property
     def num_classes(self) -> int:
@@ -103,7 +103,7 @@ class UEA(HeldOut, SeriesData, CachedDataModule):
         return {
             "archive": self.archive,
             "archive_source": self.source,
-            "archive_version": self._facts["version"],
+            "archive_version": self.facts["version"],
             "archive_sha256": self.source_hashes,
             "select_on": self.select_on,
             "val_fraction": None if self.select_on_test else self.val_fraction,
@@ -146,15 +146,11 @@ class UEA(HeldOut, SeriesData, CachedDataModule):
         }
         writer.add_facts(facts)
 
-    @property
-    def _facts(self) -> dict[str, Any]:
-        return self.cache.facts
-
     # ---- splits --------------------------------------------------------------------------------
 
     def splits_of(self, cache: Cache) -> dict[str, Split]:
         """Open the splits; held-out validation is a subset of the rows of the training file."""
-        facts, rows = self._facts, {}
+        facts, rows = self.facts, {}
         self.notes = [
             f"archive {self.archive}, {self.source}, version {facts['version']}; "
             f"{self.num_features} dimensions; {facts['num_missing']} missing values, interpolated",

@@ -276,8 +276,7 @@ class LabelledTexts(TextTable):
 
     def open_split(self, cache: Cache, name: str) -> Split:
         """Open one split in a cache."""
-        split: Split = TokenSplit.from_cache(cache, name, self.max_seq_len, shift=1)
-        return split
+        return TokenSplit.from_cache(cache, name, self.max_seq_len, shift=1)
 
     def decode(self, ids: Any) -> str:
         """Convert the ids of a batch to text without padding."""

@@ -133,8 +133,7 @@ class TokenBatches(DataModule):
 
     def batch_lengths(self, name: str) -> Lengths:
         """Return the lengths of a split that determine its batches."""
-        split: Any = self.split(name)
-        lengths: Lengths = split.batch_lengths(self.pad_multiple)
+        lengths: Lengths = self.split(name).batch_lengths(self.pad_multiple)
         return lengths
 
     @property

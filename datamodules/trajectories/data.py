@@ -232,8 +232,7 @@ class TrajectoryModule(HeldOut):
         yield f"steps per episode: min {low}, median {median}, mean {mean:.1f}, max {high}"
         ranges = zip(episodes.actions.min(axis=0), episodes.actions.max(axis=0), strict=True)
         yield f"actions: {', '.join(f'{low:.3f} to {high:.3f}' for low, high in ranges)}"
-        splits: dict[str, Any] = self.splits
-        train, val = splits["train"], splits["val"]
+        train, val = self.splits["train"], self.splits["val"]
         yield f"train: {len(train.chosen)} episodes, {len(train)} segments, one from every step"
         yield f"val, test: {len(val.chosen)} episodes, {len(val)} segments without overlap"
         for row in np.linspace(0, episodes.num_steps - 1, _SHOWN_ROWS).astype(int):

@@ -151,7 +151,7 @@ class PretrainingText(AtPath, Divided, PackedTraining, EncodedTexts):
         unknown = self.cache.facts["unknown"]
         yield f"tokens: vocabulary {self.vocab_size}, {self.tokeniser.pairs} style"
         for name in SPLITS:
-            split: Any = self.split(name)
+            split = self.split(name)
             documents, sentences, tokens = split.sizes
             pairs = f", {int(split.targets.sum())} with an unrelated second part"
             yield (

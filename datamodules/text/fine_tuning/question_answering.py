@@ -220,7 +220,7 @@ class QuestionAnswering(NewSamples, AtPath, EncodedTexts):
         return self._windowed(split).characters_of(window, first, last)
 
     def _windowed(self, name: str) -> WindowSplit:
-        split: Any = self.split(name)
+        split: WindowSplit = self.split(name)
         return split
 
     # ---- reports -----------------------------------------------------------------------------

@@ -147,7 +147,5 @@ class TextPairs(EncodedTexts, TextTable):
     def open_split(self, cache: Cache, name: str) -> Split:
         """Open one split in a cache."""
         seconds, num_cut = np.asarray(cache.array(f"{name}_seconds")), cache.facts["counts"][name]
-        split: Split = TextPairSplit.from_cache(
-            cache, name, self.max_length, seconds=seconds, num_cut=num_cut
-        )
-        return split
+        more = {"seconds": seconds, "num_cut": num_cut}
+        return TextPairSplit.from_cache(cache, name, self.max_length, **more)

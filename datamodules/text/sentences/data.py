@@ -194,10 +194,6 @@ class LM1B(PackedTraining, TokenBatches, TextStream):
         """Return the scoring mode of a split."""
         return _FORM
 
-    def _sentences(self, name: str) -> Sentences:
-        split: Any = self.split(name)
-        return split
-
     # ---- batches -----------------------------------------------------------------------------
 
     def row_budget(self) -> tuple[int, int, bool]:
@@ -219,7 +215,7 @@ class LM1B(PackedTraining, TokenBatches, TextStream):
             given = super()._prompt_tokens()
             end = self.vocabulary.end_of_line
             return [np.concatenate([[end], ids[:-1] if ids[-1] == end else ids]) for ids in given]
-        split = self._sentences(self.predict_split)
+        split = self.split(self.predict_split)
         chosen = np.linspace(0, len(split) - 1, min(self._num_prompts, len(split))).astype(int)
         return [split[int(index)].inputs[: self._prompt_len] for index in chosen]
 
@@ -229,7 +225,7 @@ class LM1B(PackedTraining, TokenBatches, TextStream):
         """Yield lines about vocabulary, sentences, lengths, padding and samples."""
         yield f"vocabulary: {len(self.vocabulary)} sub-words, sha256 {self.vocabulary.digest}"
         for name in SPLITS:
-            split = self._sentences(name)
+            split = self.split(name)
             words = f", {split.num_words} words with <eos>" if split.num_words else ""
             yield (
                 f"{name}: {len(split)} sentences, {split.num_tokens} tokens with <eos>{words}; "
@@ -240,7 +236,7 @@ class LM1B(PackedTraining, TokenBatches, TextStream):
         else:
             share = self.batch_lengths("train").padding_shares(self.max_tokens)[0]
             yield f"padding in training batches: {100 * share:.1f} %"
-        yield f"test sentence 0: {self.decode(self._sentences('test')[0].target).strip()}"
+        yield f"test sentence 0: {self.decode(self.split('test')[0].target).strip()}"
 
     def compare_sizes(self) -> Iterator[tuple[str, bool]]:
         """Yield a line for each published number of sentences, and whether the size is equal."""

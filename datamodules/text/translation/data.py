@@ -357,30 +357,22 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
         return splits
 
     def _notes(self) -> Iterator[str]:
-        for name, count in self._facts["left_out"].items():
+        for name, count in self.facts["left_out"].items():
             if count:
-                lines = self._facts["lines"][name]
+                lines = self.facts["lines"][name]
                 yield f"{count} of {lines} pairs of {name} dropped: cleaning, or an empty side"
-        for name, count in self._facts.get("shared", {}).items():
+        for name, count in self.facts.get("shared", {}).items():
             if count:
-                lines = self._facts["lines"][name]
+                lines = self.facts["lines"][name]
                 yield (
                     f"{count} of {lines} pairs of {name} are also in train, which inflates scores"
                 )
-
-    @cached_property
-    def _facts(self) -> dict[str, Any]:
-        return self.cache.facts
 
     # ---- batches -----------------------------------------------------------------------------
 
     def target_tokens(self, steps: int) -> int:
         """Return the number of target tokens of the first steps, with `</s>`, without padding."""
         return self._training_order().target_tokens(steps)
-
-    def _pairs(self, name: str) -> SentencePairs:
-        split: Any = self.split(name)
-        return split
 
     def collate(self) -> Callable[[list[Any]], Any]:
         """Return the function that collates a batch."""
@@ -414,14 +406,14 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
         """Yield lines about vocabularies, lengths, padding, unknown words and samples."""
         one = ", joint" if self.coder.source == self.coder.target else ""
         yield (
-            f"tokens: {self._facts['method']}, vocabulary {self.source_vocab_size} "
+            f"tokens: {self.facts['method']}, vocabulary {self.source_vocab_size} "
             f"{self.source_language}, {self.vocab_size} {self.target_language}{one}"
         )
         for name in SPLITS:
-            split = self._pairs(name)
+            split = self.split(name)
             yield f"{name}: {len(split)} pairs, {length_line(split.lengths, split)}"
             for side, language in zip(("source", "target"), self.languages, strict=True):
-                unknown, total = self._facts["unknown"][name][side]
+                unknown, total = self.facts["unknown"][name][side]
                 share = 100 * unknown / total
                 yield (
                     f"  {language}: {total} tokens with </s>, {total / len(split):.1f} per "
