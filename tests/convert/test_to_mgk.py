@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ def make_run(folder, attention="SoftmaxAttention", **arguments):
     kind = getattr(variants, attention)
     arguments = {"num_heads": H, **arguments}
     task = SequenceClassifier(
-        lambda c, head_dim: kind(c, head_dim=head_dim, **arguments),
+        partial(kind, **arguments),
         vocab_size=23,
         num_classes=4,
         max_seq_len=19,
@@ -69,7 +70,7 @@ def load_converted(path):
     with open(path.with_suffix(".yaml"), encoding="utf-8") as file:
         attention = yaml.safe_load(file)["model"]["init_args"]["attention"]
     task = SequenceClassifier(
-        lambda c, head_dim: MGKAttention(c, head_dim=head_dim, **attention["init_args"]),
+        partial(MGKAttention, **attention["init_args"]),
         vocab_size=23,
         num_classes=4,
         max_seq_len=19,
@@ -278,7 +279,7 @@ def test_fish_is_written_with_its_own_file(tmp_path, capsys):
     ]["attention"]
     assert entry["class_path"] == "lit_probattn.attention.FiSHAttention"
     task = SequenceClassifier(
-        lambda c, head_dim: FiSHAttention(c, head_dim=head_dim, **entry["init_args"]),
+        partial(FiSHAttention, **entry["init_args"]),
         vocab_size=23,
         num_classes=4,
         max_seq_len=19,

@@ -76,10 +76,8 @@ class Ours(nn.Module):
         super().__init__()
         sizes = {k: v for k, v in found.sizes.items() if k != "num_classes"}
         attention = partial(SoftmaxAttention, num_heads=found.num_heads)
-        words = "words" in found.layout.parts
-        self.model: Any = (MaskedLanguageModel if words else TextEncoder)(
-            lambda width, head_dim, **more: attention(width, head_dim=head_dim, **more), **sizes
-        )
+        kind = MaskedLanguageModel if "words" in found.layout.parts else TextEncoder
+        self.model: Any = kind(attention, **sizes)
         for name in ("pooler", "next_sentence", "spans", "classifier"):
             if f"{name}.weight" in found.state:
                 setattr(self.model, name, nn.Linear(*found.state[f"{name}.weight"].shape[::-1]))
@@ -380,10 +378,7 @@ def own_checkpoint(
     """A masked language model of ours, as a run writes it, and the words that export it."""
     sizes = {"embed_dim": 12, "head_dim": 4, "num_layers": 2, "mlp_dim": INNER, "max_seq_len": N}
     sizes |= {"vocab_size": V, "norm_eps": 3e-3, **changed}
-    model = MaskedLanguageModel(
-        lambda width, head_dim, **more: SoftmaxAttention(width, 3, head_dim=head_dim, **more),
-        **sizes,
-    )
+    model = MaskedLanguageModel(partial(SoftmaxAttention, num_heads=3), **sizes)
     for parameter in model.parameters():
         nn.init.normal_(parameter, mean=0.1, std=0.4)
     state = {f"model.{key}": tensor for key, tensor in model.state_dict().items()}
@@ -410,10 +405,7 @@ def test_a_model_of_our_own_is_written(family, tmp_path):
     assert not found.state["token_types.weight"].any()
     inputs, mask, _ = batch(1)
     sizes = load_checkpoint(tmp_path / "step-00000001.ckpt")["hyper_parameters"]
-    ours = MaskedLanguageModel(
-        lambda width, head_dim, **more: SoftmaxAttention(width, 3, head_dim=head_dim, **more),
-        **sizes,
-    ).eval()
+    ours = MaskedLanguageModel(partial(SoftmaxAttention, num_heads=3), **sizes).eval()
     own = {key.removeprefix("model."): tensor for key, tensor in state.items()}
     with torch.no_grad():
         hidden = functional_call(ours, own, (inputs,), {"key_mask": mask})

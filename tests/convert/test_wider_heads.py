@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from functools import partial
 
 import pytest
 import torch
@@ -258,7 +259,7 @@ def test_counts_of_a_real_model():
     made = SoftmaxAttention(12, 3, head_dim=7)
     assert made.cost(9).macs == 9 * (4 * 12 * 21 + 2 * 9 * 21)  # n (4 d a + 2 n a)
     model = LanguageModel(
-        lambda c, head_dim, **o: SoftmaxAttention(c, 3, head_dim=head_dim, **o),
+        partial(SoftmaxAttention, num_heads=3),
         vocab_size=41,
         max_seq_len=9,
         embed_dim=12,

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from itertools import pairwise
 
 import pytest
 import torch
 
-from lit_probattn.attention import MGKAttention, SoftmaxAttention
+from lit_probattn.attention import SoftmaxAttention
 from lit_probattn.tasks import NonFiniteError
 from lit_probattn.tasks.finite import describe_samples
-from tests.tasks.tiny import data, loss_scaling, overflow_at, task, trainer
+from tests.tasks.tiny import data, loss_scaling, overflow_at, soft_mgk, softmax, task, trainer
 
 
 def weights(module):
@@ -45,7 +46,7 @@ def test_nan_in_a_forward_names_step_samples_and_module():
     def attention(embed_dim, head_dim):
         if next(count) == 1:  # only the second layer is bad
             return Poisoned(embed_dim, head_dim)
-        return SoftmaxAttention(embed_dim, head_dim=head_dim, num_heads=2)
+        return softmax(embed_dim, head_dim=head_dim)
 
     module, loader = task(attention), data()
     seen = []
@@ -84,7 +85,7 @@ def test_the_bad_module_is_sought_with_the_draws_of_its_batch():
             self.bad = drawn if self.bad is None else self.bad
             return out * (float("nan") if drawn == self.bad else 1.0)
 
-    module = task(lambda embed_dim, head_dim: Unlucky(embed_dim, 2, head_dim=head_dim))
+    module = task(partial(Unlucky, num_heads=2))
     with pytest.raises(NonFiniteError, match=r"first bad module model\.[\w.]* \(Unlucky\)"):
         trainer(2).fit(module, data())
 
@@ -105,7 +106,7 @@ def test_infinite_gradient_names_the_parameter():
 
 def test_a_score_that_is_not_a_number_is_not_hidden(recwarn):
     """Samples without a finite loss are not left out of the mean."""
-    module = task(lambda embed_dim, head_dim: Poisoned(embed_dim, head_dim))
+    module = task(Poisoned)
     for block in module.model.encoder.blocks:
         torch.nn.init.constant_(block.attention.value_proj.weight, float("nan"))
     run = trainer()
@@ -146,10 +147,6 @@ def test_first_micro_batch_of_a_window_is_checked_too(monkeypatch):
     module.batch_loss = lambda batch: original(batch) * (float("nan") if next(calls) == bad else 1)
     with pytest.raises(NonFiniteError, match="loss is not finite at step 1"):
         trainer(accumulate_grad_batches=2).fit(module, data())
-
-
-def soft_mgk(embed_dim, head_dim):
-    return MGKAttention(embed_dim, 2, head_dim=head_dim, e_step="soft")
 
 
 def test_an_overflow_under_loss_scaling_is_a_skipped_step():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -33,12 +34,10 @@ from tests.tasks.tiny import trainer
 
 CONFIGS = ROOT / "configs"
 VARIANTS = {
-    "softmax": lambda c, head_dim, **more: SoftmaxAttention(c, 3, head_dim=head_dim, **more),
-    "mgk": lambda c, head_dim, **more: MGKAttention(c, 2, head_dim=head_dim, **more),
-    "linear": lambda c, head_dim, **more: LinearAttention(c, 3, head_dim=head_dim, **more),
-    "gfish": lambda c, head_dim, **more: FiSHAttention(
-        c, 3, head_dim=head_dim, num_global_heads=2, mixer="mlp", **more
-    ),
+    "softmax": partial(SoftmaxAttention, num_heads=3),
+    "mgk": partial(MGKAttention, num_heads=2),
+    "linear": partial(LinearAttention, num_heads=3),
+    "gfish": partial(FiSHAttention, num_heads=3, num_global_heads=2, mixer="mlp"),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -20,8 +21,7 @@ from lit_probattn.tasks import MaskedLanguageModeling
 VOCAB = 103  # 100 words, begin, end, mask
 
 
-def softmax(c, head_dim, **more):
-    return SoftmaxAttention(c, 3, head_dim=head_dim, **more)
+softmax = partial(SoftmaxAttention, num_heads=3)
 
 
 def tokens(rows=400, length=101):
@@ -141,9 +141,7 @@ def test_size_of_roberta_base():
     """The published checkpoint has 124,697,433, of which 768 are its single token type."""
     options = {"vocab_size": 50265, "max_seq_len": 514}
     with torch.device("meta"):
-        m = MaskedLanguageModel(
-            lambda c, head_dim, **o: SoftmaxAttention(c, 12, head_dim=head_dim, **o), **options
-        )
+        m = MaskedLanguageModel(partial(softmax, num_heads=12), **options)
     block = 4 * (768 * 768 + 768) + 2 * 768 * 3072 + 3072 + 768 + 4 * 768
     head = 768 * 768 + 768 + 2 * 768 + 50265
     expected = 50265 * 768 + 514 * 768 + 2 * 768 + 12 * block + head
@@ -193,7 +191,7 @@ def batch(rows=8):
 
 @pytest.mark.parametrize(
     "attention",
-    [softmax, lambda c, head_dim, **o: LinearAttention(c, 2, head_dim=head_dim, **o)],
+    [softmax, partial(LinearAttention, num_heads=2)],
     ids=["softmax", "elu"],
 )
 def test_steps_lower_the_loss(attention):

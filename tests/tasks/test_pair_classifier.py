@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
-from lit_probattn.attention import Attention, MGKAttention, SoftmaxAttention
+from lit_probattn.attention import MGKAttention
 from lit_probattn.models.classifiers import PairClassifier as PairModel
 from lit_probattn.randomness import RandomKey
 from lit_probattn.tasks import PairClassifier
+from tests.tasks.tiny import soft_mgk, softmax
 
 SIZES = {"vocab_size": 13, "num_classes": 2, "max_seq_len": 24}
 SMALL = {"embed_dim": 12, "head_dim": 6, "num_layers": 2, "mlp_dim": 20}
 
 
-def softmax(num_heads: int = 2, **options):
-    def make(embed_dim: int, head_dim: int) -> Attention:
-        return SoftmaxAttention(embed_dim, head_dim=head_dim, num_heads=num_heads, **options)
-
-    return make
-
-
-def mgk(num_heads: int = 2, **options):
-    def make(embed_dim: int, head_dim: int) -> Attention:
-        return MGKAttention(embed_dim, head_dim=head_dim, num_heads=num_heads, **options)
-
-    return make
-
-
-def pair_model(attention=None, **options) -> PairModel:
+def pair_model(attention=softmax, **options) -> PairModel:
     torch.manual_seed(0)
-    return PairModel(attention or softmax(), **{**SIZES, **SMALL, "dropout": 0.0, **options})
+    return PairModel(attention, **{**SIZES, **SMALL, "dropout": 0.0, **options})
 
 
 def batch(rows: int = 5, length: int = 17) -> dict[str, torch.Tensor]:
@@ -57,7 +45,7 @@ def published_count(attention) -> int:
     ("num_heads", "count"), [(1, 378562), (2, 395138), (4, 428290), (8, 494594), (12, 560898)]
 )
 def test_softmax_has_the_published_parameters(num_heads: int, count: int) -> None:
-    assert published_count(softmax(num_heads)) == count
+    assert published_count(partial(softmax, num_heads=num_heads)) == count
 
 
 @pytest.mark.parametrize(
@@ -75,9 +63,8 @@ def test_softmax_has_the_published_parameters(num_heads: int, count: int) -> Non
 )
 def test_mixtures_have_the_published_parameters(num_heads: int, shifted: bool, count: int) -> None:
     """One pair of priors per layer; priors per head add K (H - 1) in each of 2 layers."""
-    shared = mgk(num_heads, shifted_keys=shifted, prior_share="layer")
-    assert published_count(shared) == count
-    own = mgk(num_heads, shifted_keys=shifted)
+    own = partial(MGKAttention, num_heads=num_heads, shifted_keys=shifted)
+    assert published_count(partial(own, prior_share="layer")) == count
     assert published_count(own) == count + 2 * 2 * (num_heads - 1)
 
 
@@ -111,7 +98,7 @@ def test_texts_are_not_interchangeable_and_pairs_are_apart() -> None:
 
 def test_the_two_texts_of_a_pair_drop_different_weights() -> None:
     """With equal texts, X0 - X1 vanishes unless their draws differ."""
-    model = pair_model(softmax(dropout=0.5))
+    model = pair_model(partial(softmax, dropout=0.5))
     data = batch()
     data["inputs"][:, 1], data["key_mask"][:, 1] = data["inputs"][:, 0], data["key_mask"][:, 0]
     flat, mask = data["inputs"].flatten(0, 1), data["key_mask"].flatten(0, 1)
@@ -145,8 +132,8 @@ def test_the_two_texts_of_a_pair_drop_different_weights() -> None:
 def test_m_step_statistics_are_those_of_both_texts() -> None:
     """Setting B: one call over 2 B texts accumulates what two calls over B texts do."""
     data = batch()
-    together = pair_model(mgk(e_step="soft")).train()
-    apart = pair_model(mgk(e_step="soft")).train()
+    together = pair_model(soft_mgk).train()
+    apart = pair_model(soft_mgk).train()
     together(data["inputs"], key_mask=data["key_mask"])
     for side in (0, 1):
         x = apart.embedding(data["inputs"][:, side])
@@ -163,7 +150,7 @@ def test_other_shapes_are_refused() -> None:
 
 
 def test_gradients_reach_every_parameter() -> None:
-    task = PairClassifier(softmax(), **SIZES, **SMALL)
+    task = PairClassifier(softmax, **SIZES, **SMALL)
     task.model.eval()
     data = batch()
     logits = task.model(data["inputs"], key_mask=data["key_mask"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -35,14 +36,13 @@ LAYERS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
 
 def variant(name: str) -> Any:
     """What a task calls for each of its layers."""
-    arguments = {"num_heads": 2, **LAYERS[name][0]}
-    return lambda width, head_dim: getattr(attention, name)(width, head_dim=head_dim, **arguments)
+    return partial(getattr(attention, name), **{"num_heads": 2, **LAYERS[name][0]})
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_what_a_core_owns_itself_stands_before_the_projections(name):
     _, own, parts = LAYERS[name]
-    layer = variant(name)(12, 6)
+    layer = variant(name)(12, head_dim=6)
     expected = [*own, *PROJECTIONS, *parts]
     assert [key.replace("core.", "") for key in ordered_parameters(layer)] == expected
 

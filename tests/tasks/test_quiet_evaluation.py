@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -27,10 +29,7 @@ DROPS = {"mlk", "linear", "favor", "linear fish"}  # these have no attention wei
 def test_two_passes_are_identical(variant):
     name, options = VARIANTS[variant]
     dropout = {} if variant in DROPS else {"dropout": 0.4}
-
-    def layer(embed_dim, head_dim):
-        return getattr(attention, name)(embed_dim, 2, head_dim=head_dim, **dropout, **options)
-
+    layer = partial(getattr(attention, name), num_heads=2, **dropout, **options)
     module, loader, run = task(layer, dropout=0.4), data(), trainer(2)
     run.fit(module, loader)
     passes = [run.validate(module, loader, verbose=False)[0] for _ in range(2)]

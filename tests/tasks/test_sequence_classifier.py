@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,10 +15,9 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.loggers.logger import DummyLogger
 
-from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.tasks import SequenceClassifier
 from lit_probattn.tasks.base import check_trainer
-from tests.tasks.tiny import CLASSES, data, softmax, task, trainer
+from tests.tasks.tiny import CLASSES, data, soft_mgk, softmax, task, trainer
 
 
 def all_samples(split):
@@ -157,10 +158,6 @@ def test_schedule_and_betas_reach_the_optimiser():
     assert group["weight_decay"] == 0.0
 
 
-def soft_mgk(embed_dim, head_dim):
-    return MGKAttention(embed_dim, head_dim=head_dim, num_heads=2, e_step="soft")
-
-
 def priors(module):
     return {name: value for name, value in module.state_dict().items() if "prior" in name}
 
@@ -192,10 +189,7 @@ def test_dropout_differs_by_micro_step_and_repeats_by_seed():
 
 
 def test_attention_dropout_is_drawn_anew_in_every_step_and_off_in_evaluation():
-    def attention(embed_dim, head_dim):
-        return SoftmaxAttention(embed_dim, head_dim=head_dim, num_heads=2, dropout=0.5)
-
-    module = task(attention)
+    module = task(partial(softmax, dropout=0.5))
     run = trainer(1)
     run.fit(module, data())
     (batch,) = [all_samples("val")[0]]
@@ -233,15 +227,11 @@ def test_activation_checkpointing_changes_no_weight():
     torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)
 
 
-def soft_mgk_with_dropout(embed_dim, head_dim):
-    return MGKAttention(embed_dim, head_dim=head_dim, num_heads=2, e_step="soft", dropout=0.2)
-
-
 @pytest.mark.slow
 def test_compiled_model_has_the_same_names_draws_and_losses():
     results = []
     for compiled in (False, True):
-        module = task(soft_mgk_with_dropout, compile=compiled)
+        module = task(partial(soft_mgk, dropout=0.2), compile=compiled)
         run = trainer(4)
         run.fit(module, data(pad_to="max"))
         results.append((module.state_dict(), float(run.callback_metrics["train/loss"])))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lit_probattn.attention import FiSHAttention, MGKAttention
+from lit_probattn.attention import FiSHAttention
 from lit_probattn.cli.app import main
 from lit_probattn.models.series.encoder import (
     FlattenedClassifier,
@@ -26,18 +27,13 @@ from lit_probattn.training.checkpoints import CheckedCheckpointIO
 from lit_probattn.training.saving import RunCheckpoint
 from tests.support.paths import CONFIGS
 from tests.support.runs import arguments, in_ranks, only_version
-from tests.tasks.tiny import softmax, trainer
+from tests.tasks.tiny import soft_mgk, softmax, trainer
 
 FEATURES, CLASSES, LENGTH = 3, 5, 13
 LENGTHS = (13, 4, 1, 7)
 
 
-def gfish(embed_dim, head_dim):
-    return FiSHAttention(embed_dim, head_dim=head_dim, num_heads=4, num_global_heads=2, mixer="mlp")
-
-
-def soft_mgk(embed_dim, head_dim):
-    return MGKAttention(embed_dim, head_dim=head_dim, num_heads=2, e_step="soft")
+gfish = partial(FiSHAttention, num_heads=4, num_global_heads=2, mixer="mlp")
 
 
 def model(attention=softmax, **options) -> SeriesTransformer:

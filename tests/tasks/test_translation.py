@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -156,9 +157,7 @@ def test_a_micro_batch_of_filling_rows_has_a_loss_of_zero():
 
 
 def test_each_attention_may_be_another():
-    def mgk(c, head_dim, **more):
-        return MGKAttention(c, 2, head_dim=head_dim, num_components=2, **more)
-
+    mgk = partial(MGKAttention, num_heads=2, num_components=2)
     task = make_task(cross_attention=mgk)
     kinds = [type(m).__name__ for m in task.modules() if type(m).__name__.endswith("Attention")]
     assert kinds == ["SoftmaxAttention", "SoftmaxAttention", "MGKAttention"]

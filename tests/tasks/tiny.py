@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
@@ -10,16 +11,16 @@ import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
 
 from datamodules import Synthetic
-from lit_probattn.attention import Attention, SoftmaxAttention
+from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.tasks import SequenceClassifier
 from lit_probattn.training.callbacks import StepNumbers
 
 VOCAB, CLASSES, LENGTH = 13, 5, 23
 
 
-def softmax(embed_dim: int, head_dim: int, **options: Any) -> Attention:
-    """Two heads."""
-    return SoftmaxAttention(embed_dim, head_dim=head_dim, num_heads=2, **options)
+# Attention of a task: a layer's class with what the task does not set.
+softmax = partial(SoftmaxAttention, num_heads=2)
+soft_mgk = partial(MGKAttention, num_heads=2, e_step="soft")
 
 
 def task(attention=softmax, **options: Any) -> SequenceClassifier:

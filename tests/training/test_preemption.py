@@ -6,15 +6,14 @@ import json
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch import Callback
 
-from lit_probattn.attention import Attention, MGKAttention
 from lit_probattn.cli.app import main
 from lit_probattn.cli.errors import exit_status
 from lit_probattn.training.callbacks import FinalValidation
@@ -198,12 +197,8 @@ def train_a_rank(version: Path, last: int, resumed: int | None = None) -> int:
     two = {"devices": 2, "strategy": "ddp", "plugins": [CheckedCheckpointIO()], "logger": logger}
     trainer = tiny.trainer(last, callbacks=callbacks, enable_checkpointing=True, **two, **every)
     start = None if resumed is None else checkpoint_path(folder, "step", resumed)
-    task = tiny.task(mgk, dropout=0.1, warmup_steps=2)
+    task = tiny.task(partial(tiny.soft_mgk, dropout=0.2), dropout=0.1, warmup_steps=2)
     return exit_status(lambda: trainer.fit(task, tiny.data(), ckpt_path=start))
-
-
-def mgk(embed_dim: int, head_dim: int, **options: Any) -> Attention:
-    return MGKAttention(embed_dim, 2, head_dim=head_dim, dropout=0.2, e_step="soft", **options)
 
 
 @pytest.fixture

@@ -98,9 +98,11 @@ def test_two_shards_of_a_block_that_all_layers_share(tmp_path):
 def test_each_block_of_attention_is_a_group_and_all_else_another(monkeypatch):
     """Also a block of two layers, and an attention layer that is in no block."""
     one, two = nn.ModuleList(), nn.ModuleList()
-    one.extend([softmax(10, 5), nn.Linear(10, 10)])
-    two.extend([softmax(10, 5), softmax(10, 5)])
-    model = nn.ModuleDict({"a": one, "b": two, "alone": softmax(10, 5), "head": nn.Linear(10, 3)})
+    one.extend([softmax(10, head_dim=5), nn.Linear(10, 10)])
+    two.extend([softmax(10, head_dim=5), softmax(10, head_dim=5)])
+    model = nn.ModuleDict(
+        {"a": one, "b": two, "alone": softmax(10, head_dim=5), "head": nn.Linear(10, 3)}
+    )
     groups = []
     monkeypatch.setattr(
         "torch.distributed.fsdp.fully_shard", lambda part, mesh: groups.append((part, mesh))

@@ -23,13 +23,10 @@ from lit_probattn.training.init_from import Taken, init_from
 from tests.datamodules.text.fine_tuning import made
 from tests.support.helpers import error_of
 from tests.support.runs import arguments, newest_state, only_version, run
+from tests.tasks.tiny import softmax
 
 SIZES = {"vocab_size": 23, "max_seq_len": 12, "embed_dim": 8, "head_dim": 4}
 SIZES |= {"num_layers": 2, "mlp_dim": 8}
-
-
-def softmax(c, head_dim, **more):
-    return SoftmaxAttention(c, 2, head_dim=head_dim, **more)
 
 
 def made_task(cls=QuestionAnswering, seed=0, **options):
