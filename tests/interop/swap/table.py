@@ -100,13 +100,16 @@ def translator(kind: str, **options: Any) -> Host:
     import transformers
 
     config = getattr(transformers, f"{kind}Config")(**options)
-    model = getattr(transformers, f"{kind}ForConditionalGeneration")(config).eval()
+    return with_memory(getattr(transformers, f"{kind}ForConditionalGeneration")(config))
+
+
+def with_memory(model: nn.Module) -> Host:
     given = {
         **words(left=False),
         "decoder_input_ids": words(left=True)["input_ids"][:1].expand(2, -1),
     }
     prompt = given["input_ids"]
-    return Host(model, given, lambda m: m(**given).logits, prompt)
+    return Host(model.eval(), given, lambda m: m(**given).logits, prompt)
 
 
 def pictures(side: int, seed: int = 0) -> Tensor:

@@ -6,7 +6,6 @@ import copy
 import fnmatch
 import itertools
 import json
-import os
 import pickle
 import sys
 import types
@@ -24,89 +23,53 @@ from tests.interop.swap.checks import (
     make_pairs_equal,
     swapped,
 )
-from tests.interop.swap.models import draw, randomised
+from tests.interop.swap.models import randomised
+from tests.interop.swap.table import (
+    HF_VIT,
+    HOSTS,
+    SIZES,
+    WINDOWS,
+    with_memory,
+    words,
+    writer,
+)
 from tests.support.slow import mostly_slow
 
-os.environ["HF_HUB_OFFLINE"] = "1"
 T = pytest.importorskip("transformers", reason="transformers is not installed")
 
-SIZES = {"vocab_size": 53, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 41}
-HEADS = {"num_attention_heads": 4, "max_position_embeddings": 64, "pad_token_id": 0}
-GROUPED = {**SIZES, **HEADS, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8}
-WINDOWS = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
-
-
-def gpt2(**options):
-    sizes = {"vocab_size": 53, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
-    names = {"bos_token_id": 1, "eos_token_id": 2}
-    return T.GPT2LMHeadModel(T.GPT2Config(**sizes, **names, **options))
-
-
-def t5():
-    sizes = {"vocab_size": 53, "d_model": 32, "d_kv": 8, "d_ff": 41, "num_layers": 2}
-    options = {"num_heads": 4, "decoder_start_token_id": 0}
-    return T.T5ForConditionalGeneration(T.T5Config(**sizes, **options))
-
-
-def vit():
-    sizes = {k: v for k, v in SIZES.items() if k != "vocab_size"}
-    options = {"num_attention_heads": 4, "image_size": 16, "patch_size": 4}
-    return T.ViTForImageClassification(T.ViTConfig(**sizes, **options))
+# More key heads than those of the table, so that there is a choice of which to join.
+GROUPED = {**SIZES, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8}
 
 
 def bert_with_memory():
     """An encoder and a decoder of BERT, with cross-attention."""
-    decoder = T.BertConfig(is_decoder=True, add_cross_attention=True, **SIZES, **HEADS)
-    config = T.EncoderDecoderConfig.from_encoder_decoder_configs(
-        T.BertConfig(**SIZES, **HEADS), decoder
-    )
+    decoder = T.BertConfig(is_decoder=True, add_cross_attention=True, **SIZES)
+    config = T.EncoderDecoderConfig.from_encoder_decoder_configs(T.BertConfig(**SIZES), decoder)
     config.decoder_start_token_id, config.pad_token_id = 1, 0
-    return T.EncoderDecoderModel(config=config)
+    return with_memory(T.EncoderDecoderModel(config=config))
 
 
 MODELS = {
-    "BERT": lambda: T.BertForMaskedLM(T.BertConfig(**SIZES, **HEADS)),
-    "RoBERTa": lambda: T.RobertaForMaskedLM(T.RobertaConfig(**SIZES, **HEADS)),
-    "ViT": vit,
-    "GPT-2": gpt2,
-    "GPT-2, scale by layer": lambda: gpt2(scale_attn_by_inverse_layer_idx=True),
-    "Llama": lambda: T.LlamaForCausalLM(T.LlamaConfig(**GROUPED)),
-    "Qwen 2": lambda: T.Qwen2ForCausalLM(T.Qwen2Config(**GROUPED)),
-    "Qwen 3": lambda: T.Qwen3ForCausalLM(T.Qwen3Config(**GROUPED)),
-    "Mistral": lambda: T.MistralForCausalLM(T.MistralConfig(sliding_window=6, **GROUPED)),
-    "Gemma 3": lambda: T.Gemma3ForCausalLM(T.Gemma3TextConfig(**GROUPED, **WINDOWS)),
-    "T5": t5,
+    **{name: HOSTS[name] for name in ("BERT", "RoBERTa", "transformers ViT", "GPT-2", "T5")},
+    "GPT-2, scale by layer": lambda: writer("GPT2", **SIZES, scale_attn_by_inverse_layer_idx=True),
+    "Llama": lambda: writer("Llama", **GROUPED),
+    "Qwen 2": lambda: writer("Qwen2", **GROUPED),
+    "Qwen 3": lambda: writer("Qwen3", **GROUPED),
+    "Mistral": lambda: writer("Mistral", sliding_window=4, **GROUPED),
+    "Gemma 3": lambda: writer("Gemma3Text", **{**GROUPED, **WINDOWS}),
     "BERT with memory": bert_with_memory,
 }
-ENCODERS = ("BERT", "RoBERTa", "ViT")
+ENCODERS = ("BERT", "RoBERTa", "transformers ViT")
 NORMED = ("Qwen 3", "Gemma 3")
 WITH_MEMORY = ("T5", "BERT with memory")
 WRITERS = [name for name in MODELS if name not in ENCODERS]
 LAYERS = {"T5": 6, "BERT with memory": 6}
 
 
-def words():
-    """Two sequences, the second shorter: its padding is before it."""
-    torch.manual_seed(1)
-    ids = torch.randint(3, 53, (2, 11))
-    mask = torch.ones(2, 11, dtype=torch.long)
-    mask[1, :4] = 0
-    return ids.masked_fill(mask == 0, 0), mask
-
-
 def case(name):
     torch.manual_seed(0)
-    model = randomised(MODELS[name]())
-    ids, mask = words()
-    if name == "ViT":
-        pictures = draw(2, 3, 16, 16)
-        return model, lambda m: m(pixel_values=pictures).logits
-    if name in WITH_MEMORY:
-        inputs = {"input_ids": ids.flip(1), "attention_mask": mask.flip(1)}
-        return model, lambda m: m(decoder_input_ids=ids[:, -7:], **inputs).logits
-    if name in ENCODERS:
-        ids, mask = ids.flip(1), mask.flip(1)
-    return model, lambda m: m(input_ids=ids, attention_mask=mask).logits[mask.bool()]
+    host = MODELS[name]()
+    return randomised(host.model), host.output
 
 
 # Another model of the table has the same masks, norms and positions.
@@ -174,14 +137,11 @@ WRITING |= {"BERT with memory": 1.0}
 )
 def test_generate_with_a_cache_is_generate_without(name, heads):
     model, _ = case(name)
-    ids, mask = words()
-    if name in WITH_MEMORY:
-        ids, mask = ids.flip(1), mask.flip(1)
+    given = words(left=name not in WITH_MEMORY)
 
     def write(m, **options):
         lengths = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
         more = {"output_logits": True, "return_dict_in_generate": True, "pad_token_id": 0}
-        given = {"input_ids": ids, "attention_mask": mask}
         return m.generate(**given, **lengths, **more, **options)
 
     new, _ = swapped(model, "mgk", heads=heads, spread=0.0)
@@ -203,28 +163,25 @@ def test_generate_with_a_cache_is_generate_without(name, heads):
 def test_what_a_cache_holds_is_what_the_report_says():
     model, _ = case("Llama")
     new, report = swapped(model, "mgk", heads=0.5)
-    ids, _ = words()
+    ids = words(left=True)["input_ids"]
     for each, which in ((model, 0), (new, 1)):
         cache = each(input_ids=ids, use_cache=True).past_key_values
         layer = cache.layers[0]
         held = layer.keys.nbytes + layer.values.nbytes
         assert held == ids.numel() * report.layers[0].cache_bytes[which]
-    assert layer.keys.shape == (2, 2, 11, 16)
-    assert layer.values.shape == (2, 2, 11, 8)
+    assert layer.keys.shape == (2, 2, 9, 16)
+    assert layer.values.shape == (2, 2, 9, 8)
 
 
 def test_maps_are_returned_where_they_are_asked_for():
     model, _ = case("BERT")
     model.set_attn_implementation("eager")
     new, _ = swapped(model, "mgk", spread=0.0)
-    ids, mask = words()
-    maps = [
-        m(input_ids=ids, attention_mask=mask, output_attentions=True).attentions
-        for m in (model, new)
-    ]
+    given = words(left=True)
+    maps = [m(**given, output_attentions=True).attentions for m in (model, new)]
     assert len(maps[0]) == len(maps[1]) == 2
     for before, after in zip(*maps, strict=True):
-        real = mask[:, None, :, None].bool().expand_as(before)
+        real = given["attention_mask"][:, None, :, None].bool().expand_as(before)
         torch.testing.assert_close(after[real], before[real], **TIGHT)
 
 
@@ -336,7 +293,7 @@ def test_what_would_be_lost_is_refused_by_name():
         lit_probattn.swap(model)
     assert "2 of 2" in str(error.value)
     assert "model.layers.1.self_attn (Gemma2Attention)" in str(error.value)
-    sinks = T.GptOssConfig(**{**GROUPED, "intermediate_size": 48}, num_local_experts=4, **WINDOWS)
+    sinks = T.GptOssConfig(**GROUPED, num_local_experts=4, **WINDOWS)
     with pytest.raises(ValueError, match="attention sinks"):
         lit_probattn.swap(T.GptOssForCausalLM(sinks))
     capped = T.Gemma2ForCausalLM(T.Gemma2Config(attn_logit_softcapping=None, **GROUPED))
@@ -353,7 +310,7 @@ def test_a_saved_model_loads_again(name, tmp_path):
     torch.save(model.state_dict(), tmp_path / "model.pt")
     recipe = json.loads(json.dumps(report.recipe))
     torch.manual_seed(2)
-    fresh, _ = lit_probattn.swap(randomised(MODELS[name]()), recipe)
+    fresh, _ = lit_probattn.swap(randomised(MODELS[name]().model), recipe)
     fresh.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
     assert torch.equal(call(fresh), call(model))
     assert torch.equal(call(copy.deepcopy(model)), call(model))
@@ -362,7 +319,7 @@ def test_a_saved_model_loads_again(name, tmp_path):
 def test_reading_a_pickled_model_registers_our_functions(tmp_path, monkeypatch):
     model, _ = case("GPT-2")
     model, _ = lit_probattn.swap(model, "mgk")
-    ids, _ = words()
+    ids = words(left=True)["input_ids"]
     expected = model(ids).logits
     torch.save(model, tmp_path / "model.pt")
     for kind in (T.AttentionInterface, T.AttentionMaskInterface):
@@ -386,7 +343,7 @@ def test_training_with_attention_dropout_is_one_graph(heads):
     torch.manual_seed(0)
     model = randomised(T.LlamaModel(T.LlamaConfig(attention_dropout=0.3, **GROUPED)))
     model, _ = lit_probattn.swap(model, "mgk", heads=heads)
-    ids, _ = words()
+    ids = words(left=True)["input_ids"]
     assert_trains_in_one_graph(model.train(), lambda m: m(ids, use_cache=False).last_hidden_state)
 
 
@@ -395,7 +352,7 @@ def test_training_with_dropout_and_checkpointing():
     config = T.LlamaConfig(attention_dropout=0.3, **GROUPED)
     model = randomised(T.LlamaForCausalLM(config))
     model, _ = lit_probattn.swap(model, "mgk", heads=0.5)
-    ids, _ = words()
+    ids = words(left=True)["input_ids"]
     assert torch.equal(model(ids).logits, model(ids).logits)
     model.train()
     found = []
@@ -420,9 +377,8 @@ def bigbird_pegasus():
 
 
 def git():
-    seen = {k: v for k, v in SIZES.items() if k != "vocab_size"}
-    seen |= {"num_attention_heads": 4, "image_size": 16, "patch_size": 8}
-    return T.GitModel(T.GitConfig(vision_config=seen, **SIZES, **HEADS))
+    seen = {**HF_VIT, "image_size": 16, "patch_size": 8}
+    return T.GitModel(T.GitConfig(vision_config=seen, **SIZES))
 
 
 @pytest.mark.parametrize("make", [bigbird_pegasus, git])
@@ -460,7 +416,7 @@ def test_sparse_attention_is_refused():
     sizes = {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8}
     sizes |= {"v_head_dim": 8, "head_dim": 8, "index_n_heads": 2, "index_head_dim": 16}
     experts = {"num_key_value_heads": 4, "mlp_layer_types": ["dense", "dense"]}
-    config = T.DeepseekV32Config(index_topk=4, **sizes, **experts, **SIZES, **HEADS)
+    config = T.DeepseekV32Config(index_topk=4, **sizes, **experts, **SIZES)
     host = T.DeepseekV32Model(config).eval()
     call, before = {"input_ids": torch.randint(3, 53, (2, 9))}, host.config._attn_implementation
     with pytest.raises(ValueError, match="it selects its keys"):
@@ -472,7 +428,7 @@ def test_sparse_attention_is_refused():
 def test_the_last_logits_alone_are_those_of_the_whole(kept):
     """Gemma 4 cuts the queries of its last layers off, and with them the rows of the masks."""
     sizes = {"global_head_dim": 8, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 2}
-    sizes |= {"vocab_size_per_layer_input": 53, **GROUPED, "num_hidden_layers": 4}
+    sizes |= {"vocab_size_per_layer_input": 64, **GROUPED, "num_hidden_layers": 4}
     sizes |= {**WINDOWS, "layer_types": WINDOWS["layer_types"] * 2}
     torch.manual_seed(0)
     host = randomised(T.Gemma4ForCausalLM(T.Gemma4TextConfig(**sizes)))
