@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tests.interop.swap.table import HOSTS, VIT, Host, timm_host
+
 # A model, and a call of it that returns one tensor.
 Case = tuple[nn.Module, Callable[[nn.Module], Tensor]]
 
@@ -75,37 +77,27 @@ TORCH: dict[str, Callable[[], Case]] = {
     "cross-attention, other width": crossing,
 }
 
-_SMALL = {"num_heads": 4, "embed_dim": 32, "depth": 2, "num_classes": 5}
-_STAGES = {"num_heads": (2, 4), "embed_dim": 16, "depths": (1, 2), "num_classes": 5}
-TIMM: dict[str, tuple[str, dict[str, Any]]] = {
-    "ViT": ("vit_tiny_patch16_224", {"img_size": 32, **_SMALL}),
-    "ViT, norms of queries and keys": (
-        "vit_tiny_patch16_224",
-        {"img_size": 32, "qk_norm": True, **_SMALL},
+_STAGES = {"num_heads": (2, 4), "embed_dim": 16, "depths": (1, 2)}
+TIMM: dict[str, Callable[[], Host]] = {
+    **{name: HOSTS[f"timm {name}"] for name in ("ViT", "EVA02", "DINOv3", "BEiT")},
+    "ViT, norms of queries and keys": lambda: timm_host(
+        "vit_tiny_patch16_224", 32, qk_norm=True, **VIT
     ),
-    "EVA02": ("eva02_tiny_patch14_224", {"img_size": 28, **_SMALL}),
-    "EVA02, a norm over heads": (
-        "eva02_tiny_patch14_224",
-        {"img_size": 28, "scale_attn_inner": True, **_SMALL},
+    "EVA02, a norm over heads": lambda: timm_host(
+        "eva02_tiny_patch14_224", 28, scale_attn_inner=True, **VIT
     ),
-    "DINOv3": ("vit_small_patch16_dinov3", {"img_size": 32, **_SMALL}),
-    "EVA with rotary positions": (
-        "vit_medium_patch16_rope_reg1_gap_256",
-        {"img_size": 32, **_SMALL},
+    "EVA with rotary positions": lambda: timm_host(
+        "vit_medium_patch16_rope_reg1_gap_256", 32, **VIT
     ),
-    "AttentionRope, angles of each head": (
-        "vit_small_patch16_rope_mixed_224",
-        {"img_size": 32, **_SMALL},
+    "AttentionRope, angles of each head": lambda: timm_host(
+        "vit_small_patch16_rope_mixed_224", 32, **VIT
     ),
-    "BEiT": ("beit_base_patch16_224", {"img_size": 32, **_SMALL}),
-    "Swin": ("swin_tiny_patch4_window7_224", {"img_size": 64, "window_size": 4, **_STAGES}),
-    "Swin 2": ("swinv2_tiny_window8_256", {"img_size": 64, **_STAGES}),
+    "Swin": lambda: timm_host("swin_tiny_patch4_window7_224", 64, window_size=4, **_STAGES),
+    "Swin 2": lambda: timm_host("swinv2_tiny_window8_256", 64, **_STAGES),
 }
 
 
 def timm_model(name: str) -> Case:
-    import timm
-
-    kind, options = TIMM[name]
-    pictures = draw(2, 3, options["img_size"], options["img_size"])
-    return randomised(timm.create_model(kind, **options)), lambda m: m(pictures)
+    host = TIMM[name]()
+    pictures = host.example.double()
+    return randomised(host.model), lambda m: m(pictures)
