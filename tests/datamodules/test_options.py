@@ -233,7 +233,8 @@ def in_tokens(**values: Any) -> dict[str, Option]:
     return {name: option for name, option in made.items() if name not in others}
 
 
-GENERATED = {"source": "generated"}
+FEW = {"num_images": 20}
+GENERATED = {"source": "generated", **FEW}
 LARGE_SHARES = {"val_fraction": 0.3, "test_fraction": 0.3}
 PAIRS: dict[str, Any] = {
     "tokens": "words",
@@ -469,11 +470,11 @@ TABLE: dict[str, Data] = {
         ),
     ),
     "pathfinder": Data(
-        {"difficulty": "hard", "num_images": 20, "batch_size": 4, "data_dir": HERE},
+        {"difficulty": "hard", "batch_size": 4, "data_dir": HERE},
         without_padding(
             difficulty="easy",
             resolution=128,
-            source="generated",
+            source=Option("generated", FEW),
             num_images=Option(30, GENERATED),
             generator_seed=Option(3, GENERATED),
             generated_dir=Option(
