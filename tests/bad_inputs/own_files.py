@@ -118,7 +118,7 @@ def _texts_cases() -> Iterator[Case]:
     yield case("new texts: none", _new(unlabelled, "predict", "none.csv"))
     yield case("new texts: for training", _new(unlabelled, "fit"))
     yield case("new texts: scores without labels", _new(unlabelled, "test"))
-    yield case("new texts: another class", _new(HEADER + "a text,maybe\n", "test"))
+    yield case("new texts: another class", _new(HEADER + "a text,yes\nb,maybe\n", "test"))
     rare = texts(HEADER + GOOD, tokens="words", min_count=100)
     yield case("no word that is frequent enough", rare)
 
