@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from lit_probattn.analysis.registry import STUDIES, Entry
+from lit_probattn.analysis.registry import STUDIES, load_study
 from lit_probattn.base.arguments import Parser
 from lit_probattn.base.errors import nearest
 from lit_probattn.base.progress import prepare_streams
@@ -27,35 +27,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(overview())
         return 0
-    names = {study.name: study for study in STUDIES}
-    if arguments[0] not in names:
-        print(
-            f"error: unknown study {arguments[0]!r}{nearest(arguments[0], names)}", file=sys.stderr
-        )
+    name, *others = arguments
+    if name not in STUDIES:
+        print(f"error: unknown study {name!r}{nearest(name, STUDIES)}", file=sys.stderr)
         return 2
-    return run_study(names[arguments[0]], list(arguments[1:]))
+    return run_study(name, others)
 
 
 def overview() -> str:
     """Return the help text of the command."""
-    width = max((len(study.name) for study in STUDIES), default=0)
-    lines = [f"  {study.name:{width}}  {study.summary}" for study in STUDIES]
+    width = max(map(len, STUDIES))
+    lines = [f"  {name:{width}}  {summary}" for name, (_, summary) in STUDIES.items()]
     return "\n".join([f"usage: {PROGRAM} STUDY [flags]", "", str(__doc__).strip(), "", *lines])
 
 
-def run_study(entry: Entry, arguments: list[str]) -> int:
+def run_study(name: str, arguments: list[str]) -> int:
     """Parse the flags of a study and run it."""
     # Not imported for the list of studies.
     from lit_probattn.base.allowed_code import add_flag
     from lit_probattn.base.provenance import shown_command
     from lit_probattn.cli.errors import exit_status
 
-    study = entry.load()
-    parser = Parser(f"{PROGRAM} {study.name}", sys.modules[study.__module__].__doc__)
+    study = load_study(name)
+    parser = Parser(f"{PROGRAM} {name}", sys.modules[study.__module__].__doc__)
     study.add_arguments(parser)
     add_flag(parser)
     options = parser.parse_args(arguments)
-    options.command = f"{PROGRAM} {shown_command([study.name, *arguments])}"
+    options.command = f"{PROGRAM} {shown_command([name, *arguments])}"
     return exit_status(lambda: study.run(options))
 
 

@@ -94,8 +94,8 @@ def _padded(number: re.Match[str]) -> str:
 
 
 def _studies() -> Lines:
-    for entry in STUDIES:
-        yield entry.name, entry.summary
+    for name, (_, summary) in STUDIES.items():
+        yield name, summary
 
 
 def _data() -> Lines:

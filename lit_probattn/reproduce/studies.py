@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from lit_probattn.analysis.registry import STUDIES
+from lit_probattn.analysis.registry import STUDIES, load_study
 from lit_probattn.base.arguments import Parser
 from lit_probattn.base.errors import ChildError, ConfigError, nearest
 from lit_probattn.base.files import digest
@@ -54,11 +54,10 @@ class RunStudy:
     flags: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        names = {entry.name: entry for entry in STUDIES}
-        if self.name not in names:
-            raise ConfigError(f"unknown study {self.name!r}{nearest(self.name, names)}")
+        if self.name not in STUDIES:
+            raise ConfigError(f"unknown study {self.name!r}{nearest(self.name, STUDIES)}")
         parser = Parser()
-        names[self.name].load().add_arguments(parser)
+        load_study(self.name).add_arguments(parser)
         known = re.findall(r"(?<![\w-])--(\w+)", parser.format_usage())
         for flag in self.flags:
             if flag not in known and not flag.startswith("data."):

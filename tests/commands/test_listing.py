@@ -34,7 +34,7 @@ NAMES = {
     "trainers": names_of("trainer"),
     "measurements": names_of("profiling"),
     "data": set(REGISTRY),
-    "studies": {entry.name for entry in STUDIES},
+    "studies": set(STUDIES),
 }
 
 

@@ -11,7 +11,6 @@ import torch
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from lit_probattn.analysis.registry import STUDIES
 from lit_probattn.attention import Attention, Core, Cost, HeadCall, Variant
 from tests.house.test_imports import FLOORS
 from tests.support.paths import CONFIGS, ROOT
@@ -72,7 +71,6 @@ def test_files_that_the_recipes_name_exist():
     ]
     assert missing == []
     assert (CONFIGS / "reproduce" / "published.csv").is_file()
-    assert all(study.module.startswith("lit_probattn.analysis.") for study in STUDIES)
 
 
 @dataclass(frozen=True)

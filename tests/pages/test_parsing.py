@@ -12,7 +12,7 @@ import pytest
 
 from datamodules import REGISTRY
 from datamodules.__main__ import _make as make_data
-from lit_probattn.analysis.registry import STUDIES
+from lit_probattn.analysis.registry import load_study
 from lit_probattn.base import allowed_code
 from lit_probattn.commands.ask.command import main as ask
 from lit_probattn.commands.ask.layers import names
@@ -27,9 +27,8 @@ from tests.support.paths import ROOT
 def parse_study(words: list[str]) -> None:
     """Parse the flags of a study of trained models; none lists the studies."""
     if words:
-        (entry,) = (study for study in STUDIES if study.name == words[0])
         parser = argparse.ArgumentParser(allow_abbrev=False)
-        entry.load().add_arguments(parser)
+        load_study(words[0]).add_arguments(parser)
         parser.parse_args(words[1:])
 
 
