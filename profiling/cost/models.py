@@ -1,8 +1,8 @@
 """The models whose cost is measured; they also run on the meta device.
 
 One attention layer, the papers' language model, the classifier of the Long Range Arena, its pair
-classifier, and the encoder-decoder of translation. A model names its stacks of blocks. Inputs are
-random, since cost does not depend on them.
+classifier, and the encoder-decoder of translation. Inputs are random, since cost does not depend on
+them.
 """
 
 from __future__ import annotations
@@ -68,13 +68,11 @@ class LanguageModel(nn.Module):
         self.is_causal, self.include_output_layer = is_causal, include_output_layer
         options |= {"vocab_size": vocab_size, "attention_bias": None, "attention_dropout": None}
         self.model = language_model.LanguageModel(attention, **options)
-        self.encoder = self.model.encoder
-        self.stacks = ("encoder",)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return log-probabilities (B, N, vocab_size) of tokens (B, N)."""
         x = self.model.embed(inputs)  # (B, N, C)
-        x = self.encoder(x, is_causal=self.is_causal, rng=RandomKey(0))
+        x = self.model.encoder(x, is_causal=self.is_causal, rng=RandomKey(0))
         x = self.model.dropout(x)
         return self.model.log_probs(x) if self.include_output_layer else x
 
@@ -85,8 +83,6 @@ class SequenceModel(nn.Module):
     def __init__(self, attention: AttentionFactory, **options: Any) -> None:
         super().__init__()
         self.classifier = Classifier(attention, **options)
-        self.encoder = self.classifier.encoder
-        self.stacks = ("encoder",)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return logits of tokens (B, N)."""
@@ -100,12 +96,11 @@ class PairModel(nn.Module):
     def __init__(self, attention: AttentionFactory, **options: Any) -> None:
         super().__init__()
         self.classifier = PairClassifier(attention, **options)
-        self.encoder = self.classifier.encoder
-        self.stacks = ("encoder",)
 
     def encode(self, text: Tensor) -> Tensor:
         """Encode and pool one text of each pair, (B, N) -> (B, C)."""
-        x = self.encoder(self.classifier.embedding(text), rng=RandomKey(0))  # (B, N, C)
+        embedded = self.classifier.embedding(text)  # (B, N, C)
+        x = self.classifier.encoder(embedded, rng=RandomKey(0))
         return pool(x, None, "mean", text.shape[1])
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -149,8 +144,6 @@ class TranslationModel(nn.Module):
         options |= {"source_vocab_size": vocab_size, "vocab_size": vocab_size}
         options |= {"attention_bias": None, "attention_dropout": None}
         self.model = EncoderDecoder(attention, **options)
-        self.encoder, self.decoder = self.model.encoder, self.model.decoder
-        self.stacks = ("encoder", "decoder")
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return logits (B, N, vocab_size) of source and target tokens (B, 2, N)."""

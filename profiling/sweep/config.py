@@ -23,7 +23,7 @@ Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")]
 
 # Settings of `model` that a kind of model does not have.
-_UNUSED: dict[ModelKind, tuple[str, ...]] = {
+UNUSED: dict[ModelKind, tuple[str, ...]] = {
     "attention": (
         *("num_layers", "mlp_dim", "mlp_ratio", "vocab_size", "num_classes", "dropout"),
         "include_output_layer",
@@ -111,7 +111,7 @@ class ModelConfig(Strict):
             raise ValueError("set head_dim or head_dim_divisor, not both")
         if self.mlp_dim is not None and self.mlp_ratio is not None:
             raise ValueError("set mlp_dim or mlp_ratio, not both")
-        for name in _UNUSED[self.kind]:
+        for name in UNUSED[self.kind]:
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name}: no effect with kind {self.kind}; remove it")
         return self

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -62,7 +62,7 @@ def attention_layers(model: nn.Module) -> list[Attention]:
 
 def stacks(model: nn.Module) -> list[Transformer]:
     """Return the stacks of blocks of a model."""
-    return [getattr(model, name) for name in cast(Any, model).stacks]
+    return [m for m in model.modules() if isinstance(m, Transformer)]
 
 
 def require_identical(blocks: nn.ModuleList) -> None:

@@ -15,9 +15,10 @@ from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.files import digest
 from lit_probattn.configs import read_yaml
 from profiling.measure.rows import Quantity
-from profiling.sweep.config import ModelConfig, SweepConfig
+from profiling.sweep.config import UNUSED, ModelConfig, SweepConfig
 
-_SIZES = ("num_layers", "mlp_dim", "vocab_size", "num_classes", "dropout", "head_dim")
+# All but the dropout are needed by the kinds of models that have them.
+_SIZES = ("head_dim", "mlp_dim", "num_layers", "vocab_size", "num_classes", "dropout")
 
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "attention": {},
@@ -25,14 +26,6 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "classifier": {"num_layers": 2, "dropout": 0.1},
     "pair_classifier": {"num_layers": 2, "dropout": 0.1, "num_classes": 2},
     "encoder_decoder": {"num_layers": 6, "dropout": 0.3},
-}
-
-_NEEDED = {
-    "attention": ("head_dim",),
-    "language_model": ("head_dim", "mlp_dim", "num_layers", "vocab_size"),
-    "classifier": ("head_dim", "mlp_dim", "num_layers", "vocab_size", "num_classes"),
-    "pair_classifier": ("head_dim", "mlp_dim", "num_layers", "vocab_size", "num_classes"),
-    "encoder_decoder": ("head_dim", "mlp_dim", "num_layers", "vocab_size"),
 }
 
 
@@ -121,7 +114,8 @@ def model_sizes(
         sizes["head_dim"] = embed_dim // config.head_dim_divisor
     if config.mlp_ratio is not None:
         sizes["mlp_dim"] = round(config.mlp_ratio * embed_dim)
-    missing = [n for n in _NEEDED[config.kind] if sizes.get(n) is None]
+    optional = (*UNUSED[config.kind], "dropout")
+    missing = [n for n in _SIZES if n not in optional and sizes.get(n) is None]
     if missing:
         raise ConfigError(
             f"model of kind {config.kind} needs {', '.join(missing)}: set them under model, or "
