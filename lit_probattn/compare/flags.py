@@ -58,7 +58,6 @@ def add_flags(
     parser: argparse.ArgumentParser,
     *,
     out: str | Path = "RUNS/reproduce/reports/TABLE",
-    runs: Path = Path("runs"),
     accelerator: str | None = "auto",
 ) -> None:
     """Add the flags of all commands that run a table.
@@ -66,7 +65,6 @@ def add_flags(
     Args:
         parser: the command's parser.
         out: default folder of the report; a string is only shown in the help text.
-        runs: default folder of the runs.
         accelerator: default accelerator; None means that of the configuration.
     """
     selection = parser.add_argument_group("runs")
@@ -123,7 +121,7 @@ def add_flags(
     add_flag(parser)
     add("--data_dir", help="folder of the data (or LIT_PROBATTN_DATA)")
     add("--cache_dir", help="folder of the caches (or LIT_PROBATTN_CACHE)")
-    add("--runs", type=Path, default=runs, help=f"folder of the runs (default {runs})")
+    add("--runs", type=Path, default=Path("runs"), help="folder of the runs (default runs)")
     given = out if isinstance(out, Path) else None
     add("--out", type=Path, default=given, help=f"folder of the report (default {out})")
     _add_executor(parser)

@@ -54,12 +54,12 @@ def lsh_attention(
     generator: torch.Generator,
     allowed: Tensor | None = None,
     duplicates: Duplicates = "count",
-    wrap: bool = True,
 ) -> Tensor:
     """Return attention within hash buckets, (G, N, E_v).
 
-    In each round a query attends to the r = 2 B keys of its chunk and the previous one. Numerator
-    and denominator are sums of exp(q · k / √E) over all rounds. No N × N tensor is allocated.
+    In each round a query attends to the r = 2 B keys of its chunk and the previous one, which for
+    the first is the last. Numerator and denominator are sums of exp(q · k / √E) over all rounds. No
+    N × N tensor is allocated.
 
     Args:
         query: (G, N, E); G are heads and samples.
@@ -71,7 +71,6 @@ def lsh_attention(
         allowed: allowed pairs, (G, N, N) bool. None means all.
         duplicates: `count` adds a pair once per round in which it is found, as in the paper;
             `union` adds it once.
-        wrap: whether the first chunk also attends to the last; otherwise it has B keys.
 
     Raises:
         ValueError: r is odd or below 2, `num_rounds` is below 1, or the numbers of queries and keys
@@ -102,10 +101,8 @@ def lsh_attention(
             cols = torch.cat([cols.roll(1, 1), cols], -1)  # (G, C, 2 B)
         scores = query[group, rows] @ key[group, cols].mT * size**-0.5
         hidden = ~seen[group[..., None], rows[..., :, None], cols[..., None, :]]
-        if not wrap and cols.shape[1] > 1:
-            hidden[:, 0, :, :chunk_len] = True
         if duplicates == "union" and num_rounds > 1:
-            scores = scores - _multiplicity(rows, cols, rounds, wrap).to(scores.dtype).log()
+            scores = scores - _multiplicity(rows, cols, rounds).to(scores.dtype).log()
         sums.add(rows, scores.masked_fill(hidden, float("-inf")), value[group, cols])
     return sums.result(value, seen)[:, :length]
 
@@ -146,7 +143,7 @@ class _Sums:
         return torch.where(empty, own, self.numerator / self.total[..., None].clamp_min(1e-38))
 
 
-def _multiplicity(rows: Tensor, cols: Tensor, rounds: list[Round], wrap: bool) -> Tensor:
+def _multiplicity(rows: Tensor, cols: Tensor, rounds: list[Round]) -> Tensor:
     """Return the number of rounds in which each pair is found, at least 1; (G, C, B, l)."""
     groups = torch.arange(rows.shape[0], device=rows.device).view(-1, 1, 1)
     count = torch.zeros(*rows.shape, cols.shape[-1], dtype=torch.int64, device=rows.device)
@@ -154,6 +151,5 @@ def _multiplicity(rows: Tensor, cols: Tensor, rounds: list[Round], wrap: bool) -
         number = other.key_order.shape[1]
         mine = other.query_chunk[groups, rows][..., :, None]
         theirs = other.key_chunk[groups, cols][..., None, :]
-        before = (mine - 1) % number if wrap else mine - 1
-        count += (theirs == mine) | (theirs == before)
+        count += (theirs == mine) | (theirs == (mine - 1) % number)
     return count.clamp_min(1)

@@ -62,22 +62,17 @@ def log_features(x: Tensor, rows: Tensor) -> Tensor:
 
 
 def random_feature_weights(
-    query: Tensor,
-    key: Tensor,
-    rows: Tensor,
-    *,
-    allowed: Tensor | None = None,
-    feature_eps: float = 0.0,
+    query: Tensor, key: Tensor, rows: Tensor, *, allowed: Tensor | None = None
 ) -> Tensor:
     """Return attention weights, (B, H, N, L), estimated with the rows R, (F, E).
 
     The maximum per query and the maximum over all keys of a head are subtracted from the exponents;
-    both cancel in the normalisation. A maximum per key would not, nor does `feature_eps`, which is
-    added to all features as in Performer's code. `allowed`: bool, broadcastable to (B, H, N, L).
+    both cancel in the normalisation; a maximum per key would not, nor would a number added to all
+    features, as in Performer's code. `allowed`: bool, broadcastable to (B, H, N, L).
     """
     rows_q, rows_k = log_features(query, rows), log_features(key, rows)
-    features_q = torch.exp(rows_q - rows_q.amax(-1, keepdim=True)) + feature_eps
-    features_k = torch.exp(rows_k - rows_k.amax((-2, -1), keepdim=True)) + feature_eps
+    features_q = torch.exp(rows_q - rows_q.amax(-1, keepdim=True))
+    features_k = torch.exp(rows_k - rows_k.amax((-2, -1), keepdim=True))
     products = features_q @ features_k.mT
     if allowed is not None:
         products = products.masked_fill(~allowed, 0.0)

@@ -118,8 +118,6 @@ def test_stabilisation_changes_nothing():
         kept = products if mask is None else products * mask
         found = random_feature_weights(query, key, rows, allowed=mask)
         torch.testing.assert_close(found, kept / kept.sum(-1, keepdim=True), atol=1e-13, rtol=0)
-    shifted = random_feature_weights(query, key, rows, feature_eps=1e-1)
-    assert float((shifted - random_feature_weights(query, key, rows)).abs().max()) > 1e-3
 
 
 def test_many_features_approach_the_weights():
