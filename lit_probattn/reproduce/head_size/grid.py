@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from lit_probattn.base.config_files import run_stem
 from lit_probattn.base.errors import ConfigError
@@ -15,17 +15,7 @@ from lit_probattn.compare.tables import Metric, Row, Table, TaskEntry, record
 from lit_probattn.configs import compose, read_yaml
 from lit_probattn.reproduce.head_size.parameters import Sizes, matched_embed_dim, matched_mlp_dim
 
-Rule = Literal[
-    "standard",
-    "fixed",
-    "head_size",
-    "matched_mlp",
-    "matched_width",
-    "width",
-    "width_and_heads",
-]
-
-RULES: dict[str, str] = {
+RULES = {
     "standard": "head size d / h",
     "fixed": "fixed head size",
     "matched_mlp": "d / h, MLP matched (M1)",
@@ -51,7 +41,7 @@ class Point:
         mlp_dim: d_ff.
     """
 
-    rule: Rule
+    rule: str
     num_heads: int
     head_dim: int
     embed_dim: int
