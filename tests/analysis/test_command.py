@@ -183,7 +183,7 @@ def test_curves_of_several_runs(tmp_path, monkeypatch):
 @pytest.mark.parametrize("label", ["", "one", "lr=1"])
 def test_a_folder_may_have_an_equals_sign(label, tmp_path):
     folder = write_run(tmp_path / "lr=0.1/0", train_loss=[3.0, 2.0])
-    found = curves.read_run(f"{label}={folder}".lstrip("="))
+    found = curves.read_runs([f"{label}={folder}".lstrip("=")])
     assert set(found["run"]) == {label or "lr=0.1/0"}
     assert found["value"].tolist() == [3.0, 2.0]
 

@@ -72,12 +72,6 @@ def split_label(text: str) -> tuple[str, Path]:
     return found or ("=".join(words[:-1]), Path(words[-1]))
 
 
-def label_of(text: str) -> str:
-    """Return the label of `[label=]folder`; by default NAME/VERSION."""
-    label, path = split_label(text)
-    return label or name_of(path)
-
-
 def check_labels(flag: str, labels: Sequence[str]) -> None:
     """Check that labels are unique; otherwise their rows would be merged.
 
@@ -90,30 +84,30 @@ def check_labels(flag: str, labels: Sequence[str]) -> None:
 
 
 def read_runs(texts: Sequence[str]) -> pd.DataFrame:
-    """Read the metrics of several `[label=]folder`.
+    """Read the metrics of several `[label=]folder`; the default label is NAME/VERSION.
 
     Raises:
         ConfigError: two runs have the same label; see also `read_run`.
     """
-    check_labels("--runs", [label_of(text) for text in texts])
-    return pd.concat([read_run(text) for text in texts], ignore_index=True)
+    runs = [(label or name_of(path), path) for label, path in map(split_label, texts)]
+    check_labels("--runs", [label for label, _ in runs])
+    return pd.concat([read_run(path, label) for label, path in runs], ignore_index=True)
 
 
-def read_run(text: str) -> pd.DataFrame:
-    """Read the metrics of `[label=]folder` as rows of run, step, metric, value.
+def read_run(folder: Path, label: str = "") -> pd.DataFrame:
+    """Read the metrics of a run as rows of run, step, metric, value; `run` is the label.
 
     Raises:
         ConfigError: the folder has no metrics.csv.
     """
-    _, path = split_label(text)
-    file = path / FILE_NAME
+    file = folder / FILE_NAME
     if not file.is_file():
-        raise ConfigError(f"no {FILE_NAME} in {path}: expected a run folder, runs/NAME/VERSION")
+        raise ConfigError(f"no {FILE_NAME} in {folder}: expected a run folder, runs/NAME/VERSION")
     wide = pd.read_csv(file)
     if "step" not in wide or wide.empty:
         raise ConfigError(f"{file} has no steps")
     long = wide.melt("step", var_name="metric", value_name="value").dropna(subset=["value"])
-    long.insert(0, "run", label_of(text))
+    long.insert(0, "run", label)
     return long
 
 

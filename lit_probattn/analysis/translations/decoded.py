@@ -107,7 +107,7 @@ def open_runs(options: argparse.Namespace) -> list[Run]:
     check_labels("--runs", labels)
     runs: list[Run] = []
     for label, folder, (_, path) in zip(labels, folders, given, strict=True):
-        metrics = read_run(f"{label}={folder}")
+        metrics = read_run(folder, label)
         opened = {"checkpoint": path, "config": None}
         trained = open_translator(argparse.Namespace(**{**vars(options), **opened}))
         if not hasattr(trained.data, "source_lines"):

@@ -23,7 +23,7 @@ def curve_of(run: Run, result: Mapping[str, Any], metric: str) -> pd.Series | No
     folder = run.folder_of(result)
     if not (folder / FILE_NAME).is_file():
         return None
-    logged = read_run(str(folder))
+    logged = read_run(folder)
     part = logged[logged["metric"] == metric].drop_duplicates("step", keep="last")
     return part.set_index("step")["value"].sort_index() if len(part) else None
 
