@@ -66,11 +66,45 @@ class RunJob(Job):
         return found
 
     def work(self) -> Work:
-        """Train, evaluate and store the result."""
-        result = yield from run_work(self.run, self.facts)
-        self.run.keep(result)
+        """Train, evaluate and store the result.
+
+        Raises:
+            ChildError: the exit status of a command is not 0, or its report lacks a metric.
+        """
+        run, begin, seconds = self.run, time.perf_counter(), None
+        if resumed_step(run) != run.max_steps:  # otherwise it was killed after its last step
+            yield from self._command(run.fit_arguments())
+            seconds = time.perf_counter() - begin
+        version = run.version()
+        if version is None:
+            raise ChildError(f"`fit` wrote no run folder in {run.place.runs / run.run_name}")
+        values: dict[str, float] = {}
+        report: dict[str, Any] = {}
+        for command, settings, metrics in run.evaluations():
+            yield from self._command(run.evaluate_arguments(command, settings, version))
+            path = max(version.glob(f"{command}-*.json"), key=lambda p: p.stat().st_mtime)
+            report = json.loads(path.read_text())
+            lacking = [m.key for m in metrics if m.key and m.key_in(report) not in report]
+            if lacking:
+                scores = ", ".join(key for key in report if "/" in key)
+                raise ChildError(
+                    f"`{command}` reports no {', '.join(lacking)}; scores: {scores}; rerun with "
+                    "one of these as metric: the trained model is kept",
+                    again=False,
+                )
+            values |= {m.name: m.value(report) for m in metrics}
+        counted = dict(self.facts(run))
+        every = run.task.metrics.values()
+        values |= {m.name: m.value(counted) for m in every if m.command == "count"}
+        result = checked(run_result(run, version, values, report, seconds) | counted)
+        run.keep(result)
         numbers = ", ".join(f"{k} {v:.2f}" for k, v in result["values"].items())
         return f"{numbers}; {minutes_of(result)} minutes"
+
+    def _command(self, arguments: list[str]) -> Generator[Command, int, None]:
+        status = yield Command(arguments, launch=self.run.place.launch)
+        if status:
+            raise ChildError(f"`{arguments[0]}` exited with status {status}; see {self.log_path}")
 
 
 def run_all(
@@ -98,52 +132,12 @@ def run_all(
     return outcome
 
 
-def run_work(run: Run, facts: Facts) -> Generator[Command, int, dict[str, Any]]:
-    """Yield the commands of a run one by one; return its result.
-
-    Raises:
-        ChildError: the exit status of a command is not 0, or its report lacks a metric.
-    """
-    begin, seconds = time.perf_counter(), None
-    if resumed_step(run) != run.max_steps:  # otherwise it was killed after its last step
-        yield from _command(run, run.fit_arguments())
-        seconds = time.perf_counter() - begin
-    version = run.version()
-    if version is None:
-        raise ChildError(f"`fit` wrote no run folder in {run.place.runs / run.run_name}")
-    values: dict[str, float] = {}
-    report: dict[str, Any] = {}
-    for command, settings, metrics in run.evaluations():
-        yield from _command(run, run.evaluate_arguments(command, settings, version))
-        path = max(version.glob(f"{command}-*.json"), key=lambda p: p.stat().st_mtime)
-        report = json.loads(path.read_text())
-        lacking = [m.key for m in metrics if m.key and m.key_in(report) not in report]
-        if lacking:
-            scores = ", ".join(key for key in report if "/" in key)
-            raise ChildError(
-                f"`{command}` reports no {', '.join(lacking)}; scores: {scores}; rerun with one of "
-                "these as metric: the trained model is kept",
-                again=False,
-            )
-        values |= {m.name: m.value(report) for m in metrics}
-    counted = dict(facts(run))
-    every = run.task.metrics.values()
-    values |= {m.name: m.value(counted) for m in every if m.command == "count"}
-    return checked(run_result(run, version, values, report, seconds) | counted)
-
-
 def minutes_of(result: Mapping[str, Any]) -> str:
     """Return the training time in minutes; a resumed fit counts from its last start."""
     seconds = result["fit_seconds_of_last_start"]
     if seconds is None:
         return "unknown"
     return f"{'at least ' if result['num_starts'] > 1 else ''}{seconds / 60:.1f}"
-
-
-def _command(run: Run, arguments: list[str]) -> Generator[Command, int, None]:
-    status = yield Command(arguments, launch=run.place.launch)
-    if status:
-        raise ChildError(f"`{arguments[0]}` exited with status {status}; see {run.log_path}")
 
 
 def run_result(

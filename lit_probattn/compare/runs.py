@@ -200,11 +200,6 @@ class Run:
         return self.folder / "results" / f"{self.name}.jsonl"
 
     @property
-    def log_path(self) -> Path:
-        """Log file of the run's commands."""
-        return self.folder / "logs" / f"{self.name}.log"
-
-    @property
     def max_steps(self) -> int:
         """Number of optimiser steps.
 

@@ -25,6 +25,7 @@ from tests.compare.test_runner import commands_run, runner
 from tests.compare.tiny import (
     TABLE,
     TASKS,
+    log_of,
     measure_nothing,
     program,
     run_here,
@@ -66,7 +67,7 @@ def named(runs):
 
 def given(run):
     """Flags of a run's `fit`."""
-    words = shlex.split(run.log_path.read_text(encoding="utf-8").splitlines()[0])[5:]
+    words = shlex.split(log_of(run)[0])[5:]
     return dict(zip(words[::2], words[1::2], strict=True))
 
 

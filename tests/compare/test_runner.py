@@ -29,7 +29,15 @@ from lit_probattn.experiments.launch import child_environment
 from lit_probattn.experiments.runner import Pace, Slot
 from lit_probattn.reproduce.__main__ import main
 from lit_probattn.training.run_record import read_starts
-from tests.compare.tiny import TABLE, measure_nothing, program, run_here, tiny_runs, write_tables
+from tests.compare.tiny import (
+    TABLE,
+    log_of,
+    measure_nothing,
+    program,
+    run_here,
+    tiny_runs,
+    write_tables,
+)
 from tests.support.forks import Forked
 from tests.support.runs import in_child
 
@@ -44,8 +52,7 @@ def runner(jobs=1, lines=None):
 
 
 def commands_run(run):
-    lines = run.log_path.read_text(encoding="utf-8").splitlines()
-    return [line.split()[4] for line in lines if line.startswith("$ python -m lit_probattn")]
+    return [line.split()[4] for line in log_of(run) if line.startswith("$ python -m lit_probattn")]
 
 
 @pytest.mark.parametrize("jobs", [1, 3])

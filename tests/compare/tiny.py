@@ -238,6 +238,12 @@ def measure_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def log_of(run: Run) -> list[str]:
+    """Return the lines of the log of a run's job."""
+    path = run.folder / "logs" / f"{run.name}.log"
+    return path.read_text(encoding="utf-8").splitlines()
+
+
 def finished(run: Run, **more: Any) -> dict[str, Any]:
     """Write the result file of a run that nothing has trained; returns what it says."""
     result = {
