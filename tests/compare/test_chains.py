@@ -29,6 +29,7 @@ from tests.compare.tiny import (
     measure_nothing,
     program,
     run_here,
+    tiny_runs,
     write_tables,
 )
 from tests.support.helpers import error_of
@@ -54,11 +55,8 @@ CHAINED = {
 
 def chained(folder, only=(), seeds=(3,), options=None, table=None, tasks=None):
     """Runs of a table of chains that the stand-in program runs."""
-    folder.mkdir(exist_ok=True)
-    tables = write_tables(folder / "tables", table or CHAINED, tasks or CHAIN)
-    found = read_table("tiny", tables)
-    place = Place(runs=folder / "runs", data_dir=str(folder), launch=program(folder))
-    return found, make_runs(found, only, seeds, options or Options(), place)
+    contents = {"table": table or CHAINED, "tasks": tasks or CHAIN}
+    return tiny_runs(folder, only, options, seeds=seeds, **contents)
 
 
 def named(runs):

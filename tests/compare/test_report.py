@@ -20,8 +20,6 @@ import yaml
 from matplotlib.collections import PathCollection
 from PIL import Image
 
-from lit_probattn.compare.command import make_runs
-from lit_probattn.compare.flags import Place
 from lit_probattn.compare.measured import MeasuredReport
 from lit_probattn.compare.protocol import Options, default_of, differences, overrides
 from lit_probattn.compare.report import SHORTENED, Report
@@ -230,7 +228,7 @@ def test_nothing_finished_is_no_report(tmp_path):
     ],
 )
 def test_shortened_runs_are_flagged_and_not_compared(tmp_path, options):
-    table, runs = tiny_runs(tmp_path, None, options)
+    table, runs = tiny_runs(tmp_path, options=options)
     for run in runs:
         keep(run, 30.0 + run.seed)
     report, text, written = report_of(tmp_path, table, runs)
@@ -241,7 +239,7 @@ def test_shortened_runs_are_flagged_and_not_compared(tmp_path, options):
 
 
 def test_where_nothing_is_published_nothing_is_said_of_it(tmp_path):
-    table, runs = tiny_runs(tmp_path, None, Options(steps=10))
+    table, runs = tiny_runs(tmp_path, options=Options(steps=10))
     _, _, written = report_of(tmp_path, replace(table, published_runs=0), runs, 30.0)
     (line,) = [line for line in written.splitlines() if line.startswith(f"**{SHORTENED}")]
     assert "shorter than those of the task file" in line
@@ -250,7 +248,7 @@ def test_where_nothing_is_published_nothing_is_said_of_it(tmp_path):
 
 def test_differences_are_computed_from_the_configurations(tmp_path):
     more = Options(steps=8, max_seq_len=24, settings={"data.init_args.batch_size": 4})
-    table, runs = tiny_runs(tmp_path, None, more)
+    table, runs = tiny_runs(tmp_path, options=more)
     task, row = runs[0].task, runs[0].row
     found = {d.key: (d.published, d.here) for d in differences(task, row, more)}
     assert found == {
@@ -274,17 +272,16 @@ def test_differences_are_computed_from_the_configurations(tmp_path):
 def test_what_is_known_of_a_published_row_is_listed_for_its_rows(tmp_path):
     note = "published: another variance"
     rows = {**TABLE["rows"], "mgk_1": {**TABLE["rows"]["mgk_1"], "not_in_config": [note]}}
-    folder = write_tables(tmp_path / "tables", {**TABLE, "rows": rows})
-    runs = make_runs(table := read_table("tiny", folder), [], [3], Options(), Place(tmp_path))
+    table, runs = tiny_runs(tmp_path, [], table={**TABLE, "rows": rows}, seeds=[3])
     assert report_of(tmp_path, table, runs, 30.0)[2].count(f"- {note} (mgk_1)") == 1
 
 
 def test_what_as_published_has_switched_is_listed(tmp_path):
-    table, runs = tiny_runs(tmp_path, None, Options(as_published=True))
+    table, runs = tiny_runs(tmp_path, options=Options(as_published=True))
     written = report_of(tmp_path, table, runs, 30.0)[2]
     line = '- as published (`--as_published`): `trainer.precision` "16-mixed", otherwise "32-true"'
     assert written.count(line) == 1
-    table, runs = tiny_runs(tmp_path, None, Options())
+    table, runs = tiny_runs(tmp_path, options=Options())
     assert "--as_published" not in report_of(tmp_path, table, runs, 30.0)[2]
 
 
@@ -480,11 +477,7 @@ def with_fish(tmp_path, **arguments):
     set_ = {"num_heads": 2, "num_global_heads": 1, **arguments}
     row = {"method": "FiSH", "heads": "", "attention": "configs/attention/fish.yaml", "set": set_}
     table["rows"]["fish_1"] = {**row, "published": {"listops": 35.0}}
-    write_tables(tmp_path / "tables", table)
-    tiny = read_table("tiny", tmp_path / "tables")
-    place = Place(runs=tmp_path / "runs", data_dir=str(tmp_path))
-    runs = make_runs(tiny, ["listops"], [3], Options(), place)
-    return tiny, runs
+    return tiny_runs(tmp_path, table=table, seeds=[3])
 
 
 @pytest.mark.parametrize(
@@ -522,10 +515,7 @@ def test_unequal_sides_are_those_of_every_task(tmp_path):
     """Backends differ only on the second one."""
     table = yaml.safe_load(yaml.safe_dump(TABLE))
     table["rows"]["mgk_1"]["published"]["retrieval"] = 79.0
-    write_tables(tmp_path / "tables", table)
-    tiny = read_table("tiny", tmp_path / "tables")
-    place = Place(runs=tmp_path / "runs", data_dir=str(tmp_path))
-    runs = make_runs(tiny, [], [3], Options(), place)
+    tiny, runs = tiny_runs(tmp_path, [], table=table, seeds=[3])
     for run in runs:
         second = (run.task.name, run.row.name) == ("retrieval", "mgk_1")
         keep(run, 30.0, backends={"attention (cpu)": "blockwise" if second else "sdpa"})

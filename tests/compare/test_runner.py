@@ -270,7 +270,7 @@ def test_a_dry_run_prints_a_row_of_costs_for_each_method(tmp_path, capsys, monke
     cells = [
         [cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "listops" in line
     ]
-    (run, *_) = tiny_runs(tmp_path, None, Options(steps=1000))[1]
+    (run, *_) = tiny_runs(tmp_path, options=Options(steps=1000))[1]
     batch = run.config["data"]["init_args"]["batch_size"]
     seconds = 1000 * batch * 6 * 7_000_000 / 1e6
     costs = ["1000", str(batch), "12,345", "7", "3", "2 of 2", "present", duration(seconds)]
@@ -330,7 +330,7 @@ def test_options_make_other_runs(tmp_path):
         Options(settings={"model.init_args.lr": 1e-2}),
         Options(trainer="configs/trainer/one_gpu.yaml"),
     ]
-    digests = {tiny_runs(tmp_path, None, options)[1][0].digest for options in others}
+    digests = {tiny_runs(tmp_path, options=options)[1][0].digest for options in others}
     assert len(digests | {plain.digest}) == 6
     assert Options(steps=4).shortens
     assert not Options(settings={"a.b": 1}).shortens
@@ -338,10 +338,10 @@ def test_options_make_other_runs(tmp_path):
 
 def test_steps_shorten_intervals_to_whole_steps_of_given_micro_batches(tmp_path):
     given = Options(steps=4, settings={"trainer.accumulate_grad_batches": 8})
-    run = tiny_runs(tmp_path, None, given)[1][0]
+    run = tiny_runs(tmp_path, options=given)[1][0]
     assert run.config["trainer"]["val_check_interval"] == 8
     given = Options(steps=3, settings={"trainer.accumulate_grad_batches": 2})
-    run = tiny_runs(tmp_path, None, given)[1][0]
+    run = tiny_runs(tmp_path, options=given)[1][0]
     assert run.config["trainer"]["val_check_interval"] == 6
 
 
@@ -354,7 +354,7 @@ def test_steps_shorten_what_the_files_of_a_run_set(tmp_path):
     for name, content in files.items():
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(content))
     options = Options(steps=4, trainer=str(tmp_path / "trainer.yaml"))
-    run = tiny_runs(tmp_path, None, options)[1][0]
+    run = tiny_runs(tmp_path, options=options)[1][0]
     assert run.config["trainer"]["max_steps"] == 4
     assert run.config["trainer"]["val_check_interval"] == 8
     row = replace(run.row, attention=str(tmp_path / "attention.yaml"))

@@ -129,7 +129,7 @@ def write_tables(
     folder: Path, table: dict[str, Any] | None = None, tasks: dict[str, Any] | None = None
 ) -> Path:
     """Write the files of a table folder."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     contents = {"tasks": tasks or TASKS, "tiny": table or TABLE, "drawn": DRAWN}
     for name, content in contents.items():
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
@@ -284,10 +284,14 @@ def write_result(run: Run, result: Mapping[str, Any]) -> None:
 
 
 def tiny_runs(
-    folder: Path, only: list[str] | None = None, options: Options | None = None
+    folder: Path,
+    only: Sequence[str] = ("listops",),
+    options: Options | None = None,
+    *,
+    seeds: Sequence[int] = (),
+    **contents: dict[str, Any],
 ) -> tuple[Table, list[Run]]:
-    """Runs of the tiny table that the program runs."""
-    table = read_table("tiny", write_tables(folder / "tables"))
+    """Runs of the tiny table, or of one with other contents, that the program runs."""
+    found = read_table("tiny", write_tables(folder / "tables", **contents))
     place = Place(runs=folder / "runs", data_dir=str(folder), launch=program(folder))
-    chosen = ["listops"] if only is None else only
-    return table, make_runs(table, chosen, table.seeds, options or Options(), place)
+    return found, make_runs(found, only, seeds or found.seeds, options or Options(), place)
