@@ -370,11 +370,25 @@ def _row(where: str, name: str, part: Mapping[str, Any], tasks: Mapping[str, Tas
     return record(Row, where, {**part, "published": published}, name=name)
 
 
-def kinds(folder: Path = FOLDER) -> dict[str, dict[str, Any]]:
-    """Return `title`, `kind` and other keys of all published tables and figures, by name."""
+class Part(dict[str, Any]):
+    """The content of the file of a published table or figure: `title`, `kind` and other keys.
+
+    Args:
+        name: name of the table or figure, and of the file.
+        folder: folder of the file, of the tables that it names, of tasks, and of printed numbers.
+        content: the content.
+    """
+
+    def __init__(self, name: str, folder: Path, content: Mapping[str, Any]) -> None:
+        super().__init__(content)
+        self.name, self.folder = name, folder
+
+
+def kinds(folder: Path = FOLDER) -> dict[str, Part]:
+    """Return all published tables and figures, by name."""
     contents = {path.stem: read_yaml(path) for path in files_in(folder).values()}
     found = {name: content for name, content in contents.items() if "kind" in content}
-    return {name: found[name] for name in sorted(found, key=_natural)}
+    return {name: Part(name, folder, found[name]) for name in sorted(found, key=_natural)}
 
 
 def _natural(name: str) -> tuple[str, int, str]:

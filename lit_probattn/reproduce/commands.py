@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 from lit_probattn.base.config_files import is_there
 from lit_probattn.base.errors import ConfigError, DataError, nearest
 from lit_probattn.compare.flags import Place
-from lit_probattn.compare.tables import FOLDER, Kind, Table, kinds, read_published, read_table
+from lit_probattn.compare.tables import FOLDER, Kind, Part, Table, kinds, read_published, read_table
 from lit_probattn.reproduce.analyses.models import models_of
 from lit_probattn.reproduce.figures.registry import entry_of
 from lit_probattn.reproduce.head_size.grid import Grid
@@ -33,7 +32,7 @@ def list_lines(place: Place, folder: Path = FOLDER) -> list[str]:
     numbers = Counter(row["table"] for row in read_published(folder))
     lines = []
     for name, part in kinds(folder).items():
-        state = _state(name, part, place, folder)
+        state = _state(part, place)
         head = f"{name:20} {part['kind']:13} {numbers[name]:3} numbers"
         lines.append(f"{head}  {part.get('title', name)}: {state}")
     return lines
@@ -56,14 +55,14 @@ def finished(table: Table, place: Place) -> list[Run]:
     return [run for run in runs if run.task.name in begun and run.result() is not None]
 
 
-def _state(name: str, part: Mapping[str, Any], place: Place, folder: Path) -> str:
-    kind = part["kind"]
+def _state(part: Part, place: Place) -> str:
+    name, kind, folder = part.name, part["kind"], part.folder
     if kind == "fits":
         table = read_table(name, folder)
         parts = missing_parts(table)
         return _done(table, place) + (f"; missing parts: {', '.join(parts)}" if parts else "")
     if kind == "figure":
-        return _done(entry_of(name, part).table(name, part, folder, place, False), place)
+        return _done(entry_of(part).table(part, place, False), place)
     if kind == "grid":
         try:
             return _done(Grid.read(folder / f"{name}.yaml").table(name, place), place)
@@ -80,7 +79,7 @@ def _state(name: str, part: Mapping[str, Any], place: Place, folder: Path) -> st
     if kind == "uea":
         return "run by python -m lit_probattn.reproduce.uea"
     if kind == "analysis":
-        return _studied(name, part, place, folder)
+        return _studied(part, place)
     raise ConfigError(f"{name}: unknown kind: {kind!r}{nearest(kind, get_args(Kind))}")
 
 
@@ -93,12 +92,12 @@ def _has_rows(sweep: str, place: Place) -> bool:
     return any((place.runs / "profiling" / Path(sweep).stem).glob("rows*.jsonl"))
 
 
-def _studied(name: str, part: Mapping[str, Any], place: Place, folder: Path) -> str:
-    table, studied = models_of(name, part, folder), 0
+def _studied(part: Part, place: Place) -> str:
+    table, studied = models_of(part), 0
     done = finished(table, place)
     if done:
         from lit_probattn.reproduce.analyses.table import Analysis
 
-        study = Analysis.read(name, part, folder).study
+        study = Analysis.read(part).study
         studied = sum(study.is_done(run) for run in done)
     return f"{len(done)} of {table.num_runs} runs finished, {studied} studied ({part['study']})"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any
 
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.provenance import shown_command
@@ -14,7 +13,7 @@ from lit_probattn.compare.command import protocol_of, run
 from lit_probattn.compare.flags import place_of
 from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.report import TABLES, Report
-from lit_probattn.compare.tables import read_table
+from lit_probattn.compare.tables import Part, read_table
 from lit_probattn.experiments.page import refuse_foreign_files
 from lit_probattn.reproduce import uea
 from lit_probattn.reproduce.analyses.approximation import ApproximationTable
@@ -28,7 +27,6 @@ from lit_probattn.reproduce.head_size.grid import Grid
 from lit_probattn.reproduce.sweep_table import table_of
 
 MODULE = "lit_probattn.reproduce"
-Part = Mapping[str, Any]
 Given = Collection[str]
 
 
@@ -38,7 +36,7 @@ def make(options: argparse.Namespace, arguments: Sequence[str], part: Part, give
     Args:
         options: the parsed flags.
         arguments: the command's arguments.
-        part: the content of the table's file.
+        part: the table or figure.
         given: names of the flags that differ from their defaults.
 
     Returns:
@@ -56,25 +54,24 @@ def make(options: argparse.Namespace, arguments: Sequence[str], part: Part, give
     if part["kind"] in ("sweep_figure", "sweep_table"):
         return _measure(options, arguments, part, given)
     _refuse(options, given, "dry_run", "report", "runs", "out")
-    print(f"{options.table}: {part['title']}: {DRAWING}")
+    print(f"{part.name}: {part['title']}: {DRAWING}")
     return 0
 
 
 def _draw(options: argparse.Namespace, arguments: Sequence[str], part: Part, given: Given) -> int:
-    figure, place = figure_class(options.table, part), place_of(options)
+    figure = figure_class(part)
     if figure.has_reduced_runs:
         every = set(vars(options)) - {"as_published", "as_released", "max_seq_len"}
         _refuse(options, given, *every)
     protocol = None if figure.has_reduced_runs else _protocol(options)
-    read = entry_of(options.table, part).table
-    table = read(options.table, part, options.tables, place, options.shortened)
+    table = entry_of(part).table(part, place_of(options), options.shortened)
     reduced = options.shortened and figure.has_reduced_runs
     made = partial(figure, part=part, reduced=reduced)
     return run(table, options, arguments, module=MODULE, protocol=protocol, report=made)
 
 
 def _study(options: argparse.Namespace, arguments: Sequence[str], part: Part) -> int:
-    analysis = Analysis.read(options.table, part, options.tables)
+    analysis = Analysis.read(part)
     protocol = _protocol(options)
     report = partial(AnalysisReport, analysis=analysis)
     return run(analysis.table, options, arguments, module=MODULE, protocol=protocol, report=report)
@@ -88,11 +85,10 @@ def _measure(
         options, given, "dry_run", "report", "runs", "out", *(["accelerator"] if is_table else [])
     )
     command = f"python -m {MODULE} {shown_command(arguments)}"
-    figure = SweepFigure(options.table, part, options.runs, command)
+    figure = SweepFigure(part, options.runs, command)
     if is_table:
-        place = (options.runs, options.accelerator)
-        figure = table_of(options.table, part, *place, command, options.tables)
-    out = options.out or options.runs / "reproduce" / "reports" / options.table
+        figure = table_of(part, options.runs, options.accelerator, command)
+    out = options.out or options.runs / "reproduce" / "reports" / part.name
     refuse_foreign_files(out, *TABLES)
     if options.dry_run:
         print(figure.plan())
@@ -117,7 +113,7 @@ def _refuse(options: argparse.Namespace, given: Collection[str], *taken: str) ->
 
 def _train(options: argparse.Namespace, arguments: Sequence[str], part: Part) -> int:
     kind = part["kind"]
-    path = options.tables / f"{options.table}.yaml"
+    path = part.folder / f"{part.name}.yaml"
     skipped: dict[str, str] = {}
     if kind == "uea":
         # The number of steps depends on the training files, so the tasks need the selection.
@@ -128,9 +124,9 @@ def _train(options: argparse.Namespace, arguments: Sequence[str], part: Part) ->
             select_on="test" if options.as_published else "val",
         )
     elif kind == "grid":
-        table = Grid.read(path).table(options.table, place_of(options))
+        table = Grid.read(path).table(part.name, place_of(options))
     else:
-        table = read_table(options.table, options.tables)
+        table = read_table(part.name, part.folder)
     for name in missing_parts(table):
         print(f"missing part: {name}: its rows are skipped", file=sys.stderr)
     reports: dict[str, Callable[..., Report]] = {"uea": uea.UEAReport, "grid": HeadSizeReport}

@@ -19,7 +19,7 @@ from matplotlib.lines import Line2D
 
 from lit_probattn.analysis.drawing import CHEAPER, label, tiles
 from lit_probattn.base.errors import ConfigError, nearest
-from lit_probattn.compare.tables import FOLDER, Row, printed_numbers
+from lit_probattn.compare.tables import Part, Row, printed_numbers
 from lit_probattn.experiments.expectations import (
     Estimate,
     Finding,
@@ -62,11 +62,8 @@ class SweepTable(SweepFigure):
     """A table of `kind: sweep_table`; see configs/reproduce/mgk_table7.yaml.
 
     Args:
-        name, part, runs, command: as in SweepFigure; `part["sweeps"]` is the one sweep.
-        folder_of_tables: folder of published.csv.
+        part, runs, command: as in SweepFigure; `part["sweeps"]` is the one sweep.
     """
-
-    folder_of_tables: Path
 
     @property
     def config(self) -> SweepConfig:
@@ -124,20 +121,21 @@ class SweepTable(SweepFigure):
         Raises:
             ConfigError: published.csv and the table differ in their rows or numbers.
         """
+        name = self.part.name
         names = {tuple(heads): variant for variant, heads in self.part["rows"].items()}
         found: dict[tuple[str, str], str] = {}
-        for key, text in printed_numbers(self.name, self.folder_of_tables).items():
+        for key, text in printed_numbers(name, self.part.folder).items():
             _, method, heads, number, _ = key
             if (method, heads) not in names or number not in self.part["numbers"]:
-                raise ConfigError(f"{self.name}: missing {method}, {heads}, {number}")
+                raise ConfigError(f"{name}: missing {method}, {heads}, {number}")
             found[names[method, heads], number] = text
         for variant in self.part["rows"]:
             if variant not in self.config.variants:
                 hint = nearest(variant, self.config.variants)
-                raise ConfigError(f"{self.name}: unknown variant {variant!r} of the sweep{hint}")
+                raise ConfigError(f"{name}: unknown variant {variant!r} of the sweep{hint}")
             for number in self.part["numbers"]:
                 if (variant, number) not in found:
-                    raise ConfigError(f"{self.name}: published.csv: missing {number} of {variant}")
+                    raise ConfigError(f"{name}: published.csv: missing {number} of {variant}")
         return found
 
     @cached_property
@@ -320,26 +318,17 @@ def _told(value: float | None) -> str:
     return "no value" if value is None or pd.isna(value) else f"{value:.4g}"
 
 
-def table_of(
-    name: str,
-    part: Mapping[str, Any],
-    runs: Path,
-    accelerator: str | None,
-    command: str = "",
-    folder: Path = FOLDER,
-) -> SweepTable:
+def table_of(part: Part, runs: Path, accelerator: str | None, command: str = "") -> SweepTable:
     """Return a table of `kind: sweep_table` with the sweep for the accelerator.
 
     Args:
-        name: name of the table.
         part: its entry.
         runs: folder of the runs.
         accelerator: `gpu` or `cuda` for the sweep on a GPU.
         command: command in the report.
-        folder: folder of published.csv.
     """
     sweep = part["sweep_on_gpu" if accelerator in ("gpu", "cuda") else "sweep"]
-    return SweepTable(name, {**part, "sweeps": [sweep]}, runs, command, folder)
+    return SweepTable(Part(part.name, part.folder, {**part, "sweeps": [sweep]}), runs, command)
 
 
 def ratio_verdict(printed: Printed, ours: Ours | None, needed: str) -> Verdict:

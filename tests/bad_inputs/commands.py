@@ -95,7 +95,7 @@ def _claim(folder: Path, claim: str) -> str:
     )
     finished(run, run_folder=str(folder))
     table = kinds(tables)["tiny_figure"]
-    made = rows_of_tables("tiny_figure", table, tables, Place(folder), False)
+    made = rows_of_tables(table, Place(folder), False)
     try:
         _ = RunFigure(made, [run], "", part=table).findings
     except ConfigError as error:

@@ -261,9 +261,9 @@ def test_a_table_counts_the_runs_that_its_runs_are():
         if part["kind"] == "fits":
             table = read_table(name)
         elif part["kind"] == "figure":
-            table = entry_of(name, part).table(name, part, FOLDER, place, False)
+            table = entry_of(part).table(part, place, False)
         elif part["kind"] == "analysis":
-            table = models_of(name, part)
+            table = models_of(part)
         else:
             continue
         runs = make_runs(table, [], table.seeds, Options(), place)

@@ -11,7 +11,7 @@ from lit_probattn.base.errors import ConfigError
 from lit_probattn.compare.command import make_runs
 from lit_probattn.compare.flags import Place
 from lit_probattn.compare.protocol import Options
-from lit_probattn.compare.tables import FOLDER, kinds, read_table
+from lit_probattn.compare.tables import kinds, read_table
 from lit_probattn.experiments.expectations import Sample, sided, trend
 from lit_probattn.reproduce.__main__ import main
 from lit_probattn.reproduce.figures.low_rank import (
@@ -268,8 +268,8 @@ def test_figure_2_shares_its_models_with_the_tables():
 
 
 def runs_of(name: str, reduced: bool) -> set[str]:
-    table = FIGURES[name].table(name, kinds()[name], FOLDER, Place(), reduced)
-    options = Options(shortened=reduced and not figure_class(name, {}).has_reduced_runs)
+    table = FIGURES[name].table(kinds()[name], Place(), reduced)
+    options = Options(shortened=reduced and not figure_class(kinds()[name]).has_reduced_runs)
     return {run.name for run in make_runs(table, [], [0], options, Place())}
 
 
@@ -280,7 +280,7 @@ def test_every_figure_has_a_file_a_class_and_a_judge_for_each_sentence():
     files = {name: part for name, part in kinds().items() if name in FIGURES}
     assert set(files) == set(FIGURES)
     for name, part in files.items():
-        known = figure_class(name, {})(None, [], "").judges()
+        known = figure_class(part)(None, [], "").judges()
         assert set(part["says"]) <= set(known)
         assert runs_of(name, reduced=False)
 
@@ -296,9 +296,8 @@ def test_figures_share_runs():
 def test_a_sentence_that_nothing_judges_is_named(tmp_path):
     made = report(AgainstHeads, runs("fixed", FALLING))
     made.part = {"says": {"unheard": "Of nothing."}}
-    made.table = FIGURES["low_rank_figure3a"].table(
-        "low_rank_figure3a", kinds()["low_rank_figure3a"], FOLDER, Place(), True
-    )
+    name = "low_rank_figure3a"
+    made.table = FIGURES[name].table(kinds()[name], Place(), True)
     with pytest.raises(ConfigError, match="low_rank_figure3a: no function judges the claim 'unhea"):
         _ = made.findings
 

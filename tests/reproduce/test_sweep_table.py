@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.compare.tables import kinds, read_published
+from lit_probattn.compare.tables import Part, kinds, read_published
 from lit_probattn.experiments.expectations import Estimate, Printed
 from lit_probattn.reproduce.__main__ import main
 from lit_probattn.reproduce.sweep_table import Ours, ratio_verdict, table_of
@@ -64,7 +64,8 @@ def write(folder, **change):
     tables.mkdir(exist_ok=True)
     (tables / "tiny_table7.yaml").write_text(yaml.safe_dump(entry))
     (tables / "published.csv").write_text(PRINTED)
-    return entry, ["tiny_table7", "--tables", str(tables), "--runs", str(folder / "runs")]
+    part = Part("tiny_table7", tables, entry)
+    return part, ["tiny_table7", "--tables", str(tables), "--runs", str(folder / "runs")]
 
 
 @pytest.fixture(scope="module")
@@ -85,8 +86,7 @@ def rewritten(folder, **change):
     """Change every row of the sweep's results, for a table of them."""
     path = folder / "runs/profiling/tiny_table/rows.jsonl"
     rows = [row.model_copy(update=change) for row in read_rows(path)]
-    entry, _ = write(folder)
-    table = table_of("tiny_table7", entry, folder / "runs", None, "", folder / "tables")
+    table = table_of(write(folder)[0], folder / "runs", None)
     path.write_text("".join(f"{row.model_dump_json()}\n" for row in rows))
     return table
 
@@ -158,7 +158,7 @@ def test_a_ratio_is_judged_by_its_spread_and_its_side(low, value, high, verdict)
 
 @pytest.mark.parametrize("accelerator", [None, "gpu"])
 def test_table_7_prints_twelve_numbers_of_variants_that_both_sweeps_have(accelerator):
-    table = table_of("mgk_table7", kinds()["mgk_table7"], ROOT / "none", accelerator)
+    table = table_of(kinds()["mgk_table7"], ROOT / "none", accelerator)
     rows = [row for row in read_published() if row["table"] == "mgk_table7"]
     assert sorted(table.printed.values()) == sorted(row["value"] for row in rows)
     assert len(table.printed) == 12
@@ -195,8 +195,7 @@ def test_what_the_sweep_prints_of_mlk_it_prints_of_smlk(name):
     ],
 )
 def test_a_table_that_does_not_fit_is_refused(change, message, tmp_path):
-    entry, _ = write(tmp_path, **change)
-    table = table_of("tiny_table7", entry, tmp_path / "runs", None, "", tmp_path / "tables")
+    table = table_of(write(tmp_path, **change)[0], tmp_path / "runs", None)
     with pytest.raises(ConfigError) as error:
         _ = table.printed
     assert message in str(error.value)

@@ -9,7 +9,7 @@ from typing import Any
 
 from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.compare.tables import (
-    FOLDER,
+    Part,
     Row,
     Table,
     check_keys,
@@ -24,17 +24,13 @@ _OF_VALUE = ("printed", "unit", "file", "column")
 _MORE_OF_VALUE = ("where", "at_least", "at_most", "reduce", "bound", "scale")
 
 
-def models_of(name: str, part: Mapping[str, Any], folder: Path = FOLDER) -> Table:
+def models_of(part: Part) -> Table:
     """Return the models that are studied; a row's `published` are its printed numbers.
-
-    Args:
-        name: the table.
-        part: the content of its file.
-        folder: folder of the referenced tables, of tasks and of printed numbers.
 
     Raises:
         ConfigError: something is missing or unknown.
     """
+    name, folder = part.name, part.folder
     check_keys(name, part, _REQUIRED, _OPTIONAL)
     for key, entry in part["values"].items():
         check_keys(f"{name}: value {key}", entry, _OF_VALUE, _MORE_OF_VALUE)

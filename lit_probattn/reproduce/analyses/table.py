@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_probattn.base.errors import ConfigError, nearest
-from lit_probattn.compare.tables import FOLDER, Metric, Table, printed_numbers, record
+from lit_probattn.compare.tables import Metric, Part, Table, printed_numbers, record
 from lit_probattn.experiments.expectations import Bound, digits_of
 from lit_probattn.reproduce.analyses.computed import WAYS, Computed
 from lit_probattn.reproduce.analyses.models import models_of
@@ -69,20 +69,15 @@ class Analysis:
         return replace(found, where={**found.where, **self.wheres.get(row, {})})
 
     @classmethod
-    def read(cls, name: str, part: Mapping[str, Any], folder: Path = FOLDER) -> Analysis:
+    def read(cls, part: Part) -> Analysis:
         """Parse the content of a file.
-
-        Args:
-            name: name of the table.
-            part: content of the file.
-            folder: folder of the referenced tables, of tasks and of printed numbers.
 
         Raises:
             ConfigError: a key is missing or unknown.
         """
-        table = models_of(name, part, folder)
+        name, table = part.name, models_of(part)
         numbers = {key: _number(name, key, entry) for key, entry in part["values"].items()}
-        texts, task = printed_numbers(name, folder), part["task"]
+        texts, task = printed_numbers(name, part.folder), part["task"]
         flags = part.get("flags", {})
         less = {k: v for k, v in {**flags, **part.get("shortened", {})}.items() if v is not None}
         try:
@@ -98,7 +93,7 @@ class Analysis:
             tuple(part.get("notes", ())),
             {key: _digits(texts, task, one["printed"]) for key, one in part["values"].items()},
             [_computed(name, entry, texts) for entry in part.get("computed", ())],
-            folder,
+            part.folder,
             {key: entry["where"] for key, entry in part["rows"].items() if "where" in entry},
         )
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from lit_probattn.analysis.drawing import label, plain_log, powers_of_two, ratio_axis, tiles
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.provenance import as_command
-from lit_probattn.compare.tables import record
+from lit_probattn.compare.tables import Part, record
 from lit_probattn.experiments.expectations import Finding
 from lit_probattn.experiments.page import (
     Page,
@@ -116,14 +116,12 @@ class SweepFigure:
     """A figure of `kind: sweep_figure` in configs/reproduce/sweep_figures.bundle.yaml.
 
     Args:
-        name: name of the figure.
         part: its entry.
         runs: folder of the runs; results are in its subfolders `profiling/SWEEP`.
         command: command in the report.
     """
 
-    name: str
-    part: Mapping[str, Any]
+    part: Part
     runs: Path
     command: str
 
@@ -174,18 +172,18 @@ class SweepFigure:
             judge(sentence, config, self.frames[name])
             for name, config in self.sweeps.items()
             for sentence in config.sentences
-            if (sentence.figure or Path(name).stem) == self.name
+            if (sentence.figure or Path(name).stem) == self.part.name
         ]
         if not found:
             raise ConfigError(
-                f"{self.name}: {', '.join(self.sweeps)}: missing claim with `holds` for this "
+                f"{self.part.name}: {', '.join(self.sweeps)}: missing claim with `holds` for this "
                 "figure in report.paper"
             )
         return found
 
     def drawn(self) -> Figure:
         """Draw the panels in the paper's axes."""
-        entries = [record(Panel, f"{self.name}: panel", e) for e in self.part["panels"]]
+        entries = [record(Panel, f"{self.part.name}: panel", e) for e in self.part["panels"]]
         figure, axes = tiles(len(entries), 3 if len(entries) != 4 else 2, 4.2, 3.4)
         for panel, axis in zip(entries, axes, strict=True):
             name = panel.sweep or next(iter(self.sweeps))

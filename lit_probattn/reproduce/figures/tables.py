@@ -1,7 +1,7 @@
 """The table of runs of a figure, read from its file; PyTorch is not imported.
 
-Arguments of each function: the figure's name, the content of its file, the folder of table files,
-the folders of the data, and whether to return the reduced version.
+Arguments of each function: the figure, the folders of the data, and whether to return the reduced
+version.
 """
 
 from __future__ import annotations
@@ -9,34 +9,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.compare.flags import Place
-from lit_probattn.compare.tables import Row, Table, read_table, read_tasks
+from lit_probattn.compare.tables import Part, Row, Table, read_table, read_tasks
 from lit_probattn.reproduce.head_size.grid import Grid
 
 
-def rows_of_tables(
-    name: str, part: Mapping[str, Any], folder: Path, place: Place, reduced: bool
-) -> Table:
+def rows_of_tables(part: Part, place: Place, reduced: bool) -> Table:
     """Return the selected rows of several tables.
 
     Raises:
         ConfigError: two tables have a row of the same name.
     """
-    tables = {key: read_table(key, folder) for key in part["runs"]}
+    tables = {key: read_table(key, part.folder) for key in part["runs"]}
     tasks, rows = {}, {}
     for key, only in part["runs"].items():
         for task, row in tables[key].select(only):
             if row.name in rows:
-                raise ConfigError(f"{name}: duplicate row {row.name} in its tables")
+                raise ConfigError(f"{part.name}: duplicate row {row.name} in its tables")
             tasks[task.name] = task
             rows[row.name] = row
     first = next(iter(tables.values()))
     return Table(
-        name=name,
+        name=part.name,
         title=part["title"],
         seeds=first.seeds,
         published_runs=first.published_runs,
@@ -51,22 +48,18 @@ def _of_tasks(row: Row, tasks: Mapping[str, Any]) -> Row:
     return replace(row, published=published)
 
 
-def points_of_grid(
-    name: str, part: Mapping[str, Any], folder: Path, place: Place, reduced: bool
-) -> Table:
+def points_of_grid(part: Part, place: Place, reduced: bool) -> Table:
     """Return the selected points of a grid of head sizes."""
     chosen = part["shortened"] if reduced else part
     points = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in chosen["points"].items()
     }
-    grid = Grid.read(folder / f"{chosen['grid']}.yaml", points)
-    return grid.table(name, place, part["title"] + (", reduced" if reduced else ""))
+    grid = Grid.read(part.folder / f"{chosen['grid']}.yaml", points)
+    return grid.table(part.name, place, part["title"] + (", reduced" if reduced else ""))
 
 
-def fine_tuned_models(
-    name: str, part: Mapping[str, Any], folder: Path, place: Place, reduced: bool
-) -> Table:
+def fine_tuned_models(part: Part, place: Place, reduced: bool) -> Table:
     """Return the models of both rules for head sizes, for all tasks.
 
     Raises:
@@ -80,16 +73,16 @@ def fine_tuned_models(
     for width in baseline["widths"]:
         if width % (baseline["heads"] * factor):
             raise ConfigError(
-                f"{folder / name}.yaml: baseline: width {width} is not divisible by "
+                f"{part.folder / part.name}.yaml: baseline: width {width} is not divisible by "
                 f"{baseline['heads']} heads and by {factor}"
             )
         head_dim = width // baseline["heads"]
         rows.append(
             model("width", f"d / h, width {width}", baseline["heads"], width, head_dim, 4 * width)
         )
-    tasks = read_tasks(folder)
+    tasks = read_tasks(part.folder)
     return Table(
-        name=name,
+        name=part.name,
         title=part["title"] + (", reduced" if reduced else ""),
         seeds=part["seeds"],
         published_runs=0,

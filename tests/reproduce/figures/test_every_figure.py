@@ -10,7 +10,7 @@ import pytest
 from lit_probattn.compare.command import make_runs
 from lit_probattn.compare.flags import Place
 from lit_probattn.compare.protocol import Options
-from lit_probattn.compare.tables import FOLDER, kinds
+from lit_probattn.compare.tables import kinds
 from lit_probattn.reproduce.__main__ import main
 from lit_probattn.reproduce.figures.panels import Panel
 from lit_probattn.reproduce.figures.registry import entry_of, figure_class
@@ -38,7 +38,7 @@ def test_the_list_knows_every_figure():
 def test_every_figure_has_something_to_measure_and_to_judge(name):
     part = kinds()[name]
     if part["kind"] == "sweep_figure":
-        figure = SweepFigure(name, part, Path("runs"), "")
+        figure = SweepFigure(part, Path("runs"), "")
         sentences = [
             (config, sentence)
             for stem, config in figure.sweeps.items()
@@ -51,8 +51,8 @@ def test_every_figure_has_something_to_measure_and_to_judge(name):
             assert set(panel.variants or ()) <= set(config.variants)
             assert panel.mode in (None, *config.grid.mode)
         return
-    made = figure_class(name, part)
-    table = entry_of(name, part).table(name, part, FOLDER, Place(), False)
+    made = figure_class(part)
+    table = entry_of(part).table(part, Place(), False)
     assert table.pairs()
     assert table.baseline in table.rows
     report = made(table, [], "command", part)
@@ -79,8 +79,8 @@ def test_every_figure_has_something_to_measure_and_to_judge(name):
 @pytest.mark.parametrize("name", ["mgk_figure13", "fish_figure2", "value_aware_figure1"])
 def test_shortened_figures_have_a_protocol_and_studies(name):
     part = kinds()[name]
-    made = figure_class(name, part)
-    table = entry_of(name, part).table(name, part, FOLDER, Place(), False)
+    made = figure_class(part)
+    table = entry_of(part).table(part, Place(), False)
     assert all(task.shortened for task in table.tasks.values())
     runs = make_runs(table, [], [0], Options(shortened=True), Place())
     report = made(table, runs, "command", part=part)

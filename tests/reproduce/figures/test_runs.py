@@ -12,6 +12,7 @@ import yaml
 from lit_probattn.compare.command import make_runs
 from lit_probattn.compare.flags import Place
 from lit_probattn.compare.protocol import Options
+from lit_probattn.compare.tables import Part
 from lit_probattn.reproduce.__main__ import main
 from lit_probattn.reproduce.figures.runs import RunFigure, StudyFigure
 from lit_probattn.reproduce.figures.tables import rows_of_tables
@@ -61,7 +62,7 @@ def figure(folder, claims, *, seeds=(3, 4, 5), shift=0.0, studied=False, noise=0
         part, made = {**part, **STUDIED}, StudyFigure
     folder.mkdir(exist_ok=True)
     tables = write_tables(folder / "tables")
-    table = rows_of_tables("tiny_figure", part, tables, Place(), False)
+    table = rows_of_tables(Part("tiny_figure", tables, part), Place(), False)
     runs = make_runs(table, [], seeds, options or Options(), Place(runs=folder / "runs"))
     for number, run in enumerate(runs):
         logs = folder / "runs" / run.name / "0"
