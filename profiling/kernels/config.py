@@ -246,22 +246,19 @@ def _at(config: KernelsConfig, place: dict[str, object]) -> KernelsConfig:
 def narrowed(
     config: KernelsConfig,
     *,
-    seq_lens: list[int] | None = None,
-    head_dims: list[int] | None = None,
-    num_threads: list[int] | None = None,
     dtypes: list[str] | None = None,
     cases: str | None = None,
+    **axes: list[int] | None,
 ) -> KernelsConfig:
     """Return the file with other points and the comparisons whose name contains one of `cases`.
 
-    Lengths, head sizes and threads replace those of the file; `dtypes` keeps the points that have
-    one of them.
+    `axes`, lists of a `Grid`, replace those of the file; `dtypes` keeps the points that have one of
+    them.
 
     Raises:
         ConfigError: points are given for a file without a grid, or no point or comparison matches.
     """
-    points_given = {"seq_lens": seq_lens, "head_dims": head_dims, "num_threads": num_threads}
-    update = {name: values for name, values in points_given.items() if values is not None}
+    update = {name: values for name, values in axes.items() if values is not None}
     given = [*update, *(["dtypes"] if dtypes is not None else [])]
     if given and config.grid is None:
         raise ConfigError(f"{', '.join(given)}: the file has no grid to override")
