@@ -274,30 +274,29 @@ class Report:
         baselines = {run.label: self.runs[0].label for run in self.runs}
         return unequal_sides(sides, baselines, "differences are not due to the attention alone")
 
+    def _against(self, row: Row, form: BLEUForm | None = None) -> str | None:
+        """Return the difference of a model from the baseline in BLEU, or in F1 of changed words."""
+        if row in (self.copy, self.base):
+            return None
+        own, base = (one.f1 if form is None else one.scored[form] for one in (row, self.base))
+        return own.minus(base).text()
+
     def _score_table(self) -> pd.DataFrame:
         found = []
         for row in self._all_rows:
             own = row.scored[self.form]
-            copied = "" if row is self.copy else own.minus(self.copy.scored[self.form]).text()
-            base = row in (self.copy, self.base)
-            against = "" if base else own.minus(self.base.scored[self.form]).text()
-            entry: dict[str, Any] = {
-                "model": row.name,
-                f"BLEU ({self.form})": own.interval.text(sign=""),
-            }
-            entry |= {"− copying": copied or None, f"− {self.base.name}": against or None}
-            found.append(entry | {"chrF": f"{row.chrf:.2f}"})
+            copied = None if row is self.copy else own.minus(self.copy.scored[self.form]).text()
+            entry = {"model": row.name, f"BLEU ({self.form})": own.interval.text(sign="")}
+            away = {"− copying": copied, f"− {self.base.name}": self._against(row, self.form)}
+            found.append({**entry, **away, "chrF": f"{row.chrf:.2f}"})
         return pd.DataFrame(found).dropna(axis=1, how="all")
 
     def _changed_table(self) -> pd.DataFrame:
         found = []
         for row in self._all_rows:
-            against = None
-            if row not in (self.copy, self.base):
-                against = row.f1.minus(self.base.f1).text()
-            entry: dict[str, Any] = {"model": row.name, "recall": f"{row.recall:.2f}"}
+            entry = {"model": row.name, "recall": f"{row.recall:.2f}"}
             entry |= {"precision": f"{row.precision:.2f}", "F1": row.f1.interval.text(sign="")}
-            found.append(entry | {f"F1 − {self.base.name}": against})
+            found.append({**entry, f"F1 − {self.base.name}": self._against(row)})
         return pd.DataFrame(found).dropna(axis=1, how="all")
 
     def _form_text(self) -> str:
@@ -309,11 +308,7 @@ class Report:
             entry: dict[str, Any] = {"model": row.name}
             for form in others:
                 entry[form] = row.scored[form].interval.text(sign="")
-                entry[f"{form} − {self.base.name}"] = (
-                    None
-                    if row in (self.copy, self.base)
-                    else row.scored[form].minus(self.base.scored[form]).text()
-                )
+                entry[f"{form} − {self.base.name}"] = self._against(row, form)
             found.append(entry)
         return markdown_table(pd.DataFrame(found).dropna(axis=1, how="all"))
 
