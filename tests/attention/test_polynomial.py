@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from lit_probattn.analysis.approximation.measure import (
+    Witnesses,
+    observed,
     score,
     score_approximated,
-    verify_caratheodory,
 )
 from lit_probattn.analysis.approximation.methods import RandomFeatures
 from lit_probattn.attention import HeadCall, HeadLayout, PolynomialAttention
@@ -129,7 +130,7 @@ def test_all_keys_give_exact_attention(kind):
 
 def test_outputs_of_a_model_have_witnesses():
     task = model()
-    found = verify_caratheodory(task, batches(), layers_of(task))
+    found = observed(Witnesses(), task, batches(), layers_of(task))
     assert found.most_keys <= found.limit == E + 1
     assert found.largest_error < 1e-12
 

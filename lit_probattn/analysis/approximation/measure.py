@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -214,17 +214,6 @@ def _rows(opened: Opened, least: int | None = None) -> Tensor:
     return opened.seen.real & (seen >= (most // 2 if least is None else most.clamp(max=least)))
 
 
-@torch.no_grad()
-def local_errors(
-    task: Any, batches: Batches, layers: Mapping[str, Attention], methods: Sequence[Approximation]
-) -> LocalErrors:
-    """Measure all methods in all layers while exact outputs are passed on."""
-    errors = LocalErrors(methods)
-    with replaced_cores(layers, errors.core):
-        score(task, batches)
-    return errors
-
-
 @dataclass
 class Witnesses:
     """Verification of Carathéodory's theorem on queries of a model."""
@@ -235,7 +224,7 @@ class Witnesses:
     largest_error: float = 0.0  # relative error of an output
 
     def core(self, opened: Opened) -> Tensor:
-        """Find witnesses for the first sample of a call; return the exact output."""
+        """Find exact outputs of a call's first sample from few values; return the output."""
         for head in range(opened.value.shape[1]):
             value, weights = opened.value[0, head].double(), opened.weights[0, head].double()
             allowed, real = opened.allowed[0, head], opened.seen.real[0]
@@ -249,10 +238,14 @@ class Witnesses:
         return opened.output
 
 
+Observer = TypeVar("Observer", LocalErrors, Witnesses)
+
+
 @torch.no_grad()
-def verify_caratheodory(task: Any, batches: Batches, layers: Mapping[str, Attention]) -> Witnesses:
-    """Find exact outputs from at most E_v + 1 values for one sample per batch."""
-    found = Witnesses()
-    with replaced_cores(layers, found.core):
+def observed(
+    observer: Observer, task: Any, batches: Batches, layers: Mapping[str, Attention]
+) -> Observer:
+    """Show an observer the calls of all layers, whose exact outputs are passed on; return it."""
+    with replaced_cores(layers, observer.core):
         score(task, batches)
-    return found
+    return observer

@@ -38,11 +38,12 @@ from lit_probattn.analysis.approximation.layers import (
     replaced_cores,
 )
 from lit_probattn.analysis.approximation.measure import (
+    LocalErrors,
     Score,
-    local_errors,
+    Witnesses,
+    observed,
     score,
     score_approximated,
-    verify_caratheodory,
 )
 from lit_probattn.analysis.approximation.methods import (
     ESTIMATE,
@@ -223,14 +224,14 @@ class Approximate(ModelStudy):
     def local_view(self, methods: list[Approximation]) -> list[str]:
         """Write the errors of layers with exact inputs; return paragraphs for the text."""
         task, samples = self.trained.task, self.count(self.options.local_samples)
-        errors = local_errors(task, self.batches(samples), self.layers, methods)
+        errors = observed(LocalErrors(methods), task, self.batches(samples), self.layers)
         table, skew = pd.DataFrame(errors.rows()), pd.DataFrame(errors.skew_rows())
         self.results.table(table, "local")
         self.results.table(skew, "skew")
         self.results.figure(figures.draw_local(table), figures.error_claim(table), "local")
         claim = figures.error_claim(table.assign(method=figures.labels(table)))
         self.results.figure(figures.draw_relative(table), claim, "local_mean")
-        found = verify_caratheodory(task, self.batches(samples), self.layers)
+        found = observed(Witnesses(), task, self.batches(samples), self.layers)
         table = table.assign(method=figures.labels(table))
         means = table.groupby(["method", "num_kept"], sort=False)["rel_error"].mean().unstack(0)
         shown = means.sort_index().reset_index().rename(columns={"num_kept": "keys or features"})

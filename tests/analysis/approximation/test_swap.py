@@ -14,10 +14,11 @@ from lit_probattn.analysis.approximation.layers import (
     replaced_cores,
 )
 from lit_probattn.analysis.approximation.measure import (
-    local_errors,
+    LocalErrors,
+    Witnesses,
+    observed,
     score,
     score_approximated,
-    verify_caratheodory,
 )
 from lit_probattn.analysis.approximation.methods import (
     ESTIMATE,
@@ -189,7 +190,7 @@ def test_local_errors_by_hand(padded):
     task = masked_model() if padded else language_model()
     layers, data = layers_of(task), batches(1, padded)
     methods = [Oblivious(3), Aware(3), Aware(E + 1), SlidingWindow(3, "exact_r")]
-    errors = local_errors(task, data, layers, methods)
+    errors = observed(LocalErrors(methods), task, data, layers)
     rows = pd.DataFrame(errors.rows())
     seen = []
 
@@ -231,7 +232,7 @@ def test_local_errors_by_hand(padded):
 
 def test_outputs_of_a_model_have_witnesses():
     task = language_model("elu")
-    found = verify_caratheodory(task, batches(), layers_of(task))
+    found = observed(Witnesses(), task, batches(), layers_of(task))
     assert found.limit == E + 1
     assert found.most_keys <= E + 1
     assert found.largest_error < 1e-12
