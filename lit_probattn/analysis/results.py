@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,10 @@ class Results:
 
     Tables are `<study>.csv` and `<study>_<part>.csv`, figures have the same names.
 
+    Attributes:
+        about: sentence above the text.
+        appendix: text below the figures; neither is printed on the terminal.
+
     Raises:
         ConfigError: the folder is invalid, or contains unrelated files.
     """
@@ -40,6 +44,7 @@ class Results:
         self.folder, self.study, self.command = out / study, study, command
         self.tables: dict[str, str] = {}
         self.figures: dict[str, ReportFigure] = {}
+        self.about = self.appendix = ""
         refuse_foreign_files(self.folder, *(path.stem for path in self.folder.glob("*.csv")))
         output_folder(self.folder)
 
@@ -64,17 +69,17 @@ class Results:
         """
         self.figures[self._name(part)] = ReportFigure(claim, "", lambda: figure)
 
-    def write(self, title: str, facts: Sequence[str], body: str, appendix: str = "") -> None:
-        """Write the report: facts, body, figures, appendix. The body is also printed."""
+    def write(self, title: str, body: str) -> None:
+        """Write the report with this text, which is also printed."""
         claims = [f"{figure.claim}." for figure in self.figures.values()]
-        told = (line for fact in facts for line in (one_line(fact), ""))
+        told = (one_line(self.about), "") if self.about else ()
         shown = (line for name in self.figures for line in ("", image(name)))
         Page(
             kind=self.study,
             title=title,
             made=Made.here(self.command),
             finding="".join(claims[:1]),
-            body=[*told, body, *shown, "", appendix],
+            body=[*told, body, *shown, "", self.appendix],
             tables=self.tables,
             figures=self.figures,
         ).write(self.folder)
@@ -95,15 +100,13 @@ def _variant(entry: Mapping[str, Any]) -> str:
     return f"{str(entry.get('class_path', '')).rpartition('.')[2]} ({escaped(options)})"
 
 
-def describe(trained: Trained) -> list[str]:
+def describe(trained: Trained) -> str:
     """Return a sentence on model, checkpoint and data."""
     attention = trained.config["model"]["init_args"].get("attention", {})
     variants = "; ".join(_variant(entry) for entry in attention_entries(attention))
     data = trained.config["data"]["class_path"].rpartition(".")[2]
     folder = trained.checkpoint.resolve().parent.parent
     run = escaped(f"{folder.parent.name}/{folder.name}/{trained.checkpoint.name}")
-    return [
-        f"Model: {trained.config['model']['class_path'].rpartition('.')[2]} with {variants}; "
-        f"checkpoint {run}, step {trained.step}. "
-        f"Data: {data}."
-    ]
+    model = trained.config["model"]["class_path"].rpartition(".")[2]
+    about = f"Model: {model} with {variants}; checkpoint {run}, step {trained.step}. "
+    return f"{about}Data: {data}."

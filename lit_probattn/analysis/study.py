@@ -52,15 +52,7 @@ class Study(ABC):
         """
         study = cls(options)
         body = study._compute()
-        study.results.write(cls.title, study._facts(), body, study._appendix())
-
-    def _facts(self) -> list[str]:
-        """Return sentences to print above the text."""
-        return []
-
-    def _appendix(self) -> str:
-        """Return the text below the figures, which is not printed on the terminal."""
-        return ""
+        study.results.write(cls.title, body)
 
     @abstractmethod
     def _compute(self) -> str:
@@ -92,13 +84,11 @@ class ModelStudy(Study):
     def __init__(self, options: argparse.Namespace) -> None:
         self.trained = open_trained(options, with_data=self.with_data)
         super().__init__(options)
+        self.results.about = describe(self.trained)
         self.layers = self.trained.layers
         self.numbers = layer_numbers(list(self.layers))
         # The longest sample so far, one sequence per layer.
         self.longest: list[Sequence] = []
-
-    def _facts(self) -> list[str]:
-        return describe(self.trained)
 
     def sequences(
         self,

@@ -115,7 +115,7 @@ def test_a_study_that_was_interrupted_is_made_again(tmp_path, monkeypatch):
     def written() -> None:
         results = Results(tmp_path, "rank", "analyse rank")
         results.table(pd.DataFrame({"head": [0, 1]}), "heads")
-        results.write("Ranks", [], "They are low.")
+        results.write("Ranks", "They are low.")
 
     def full(*_, **__):
         raise OSError("no space left on device")

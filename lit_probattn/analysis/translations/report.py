@@ -228,11 +228,7 @@ class Report:
             markdown_table(self._bucket_table()),
             "## Runs",
             markdown_table(self._run_table()),
-            *[
-                f"{one_line(run.label)}. {line}"
-                for run in self.runs
-                for line in describe(run.trained)
-            ],
+            *[f"{one_line(run.label)}. {describe(run.trained)}" for run in self.runs],
         ]
         return "\n\n".join(part for part in parts if part)
 

@@ -95,11 +95,8 @@ class Translations(Study):
         if logged:
             claim = claim_of(curves, logged[0])
             self.results.figure(draw_curves(curves, logged), claim, "curves")
-        self._reading = report.reading(shown, remarks)
+        self.results.appendix = report.reading(shown, remarks)
         return report.text(options.resamples, options.split)
-
-    def _appendix(self) -> str:
-        return self._reading
 
 
 def drawn(num_sentences: int, count: int, seed: int) -> list[int]:
