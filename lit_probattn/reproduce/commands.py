@@ -98,6 +98,6 @@ def _studied(part: Part, place: Place) -> str:
     if done:
         from lit_probattn.reproduce.analyses.table import Analysis
 
-        study = Analysis.read(part).study
+        study = Analysis(part).study
         studied = sum(study.is_done(run) for run in done)
     return f"{len(done)} of {table.num_runs} runs finished, {studied} studied ({part['study']})"

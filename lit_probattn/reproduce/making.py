@@ -71,7 +71,7 @@ def _draw(options: argparse.Namespace, arguments: Sequence[str], part: Part, giv
 
 
 def _study(options: argparse.Namespace, arguments: Sequence[str], part: Part) -> int:
-    analysis = Analysis.read(part)
+    analysis = Analysis(part)
     protocol = _protocol(options)
     report = partial(AnalysisReport, analysis=analysis)
     return run(analysis.table, options, arguments, module=MODULE, protocol=protocol, report=report)

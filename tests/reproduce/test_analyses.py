@@ -55,7 +55,7 @@ BUILT: set[str] = set()  # models of all tables: what several have is built once
 
 
 def read(name):
-    return Analysis.read(kinds()[name])
+    return Analysis(kinds()[name])
 
 
 def test_analysis_tables_are_these():

@@ -118,7 +118,11 @@ class AnalysisReport(Report):
 
     def _computed_entry(self, number: Computed, text: str) -> dict[str, Any]:
         task, method, heads, metric, _ = number.printed
-        ours, published, digits = number.value(self.analysis.folder), float(text), digits_of(text)
+        ours, published, digits = (
+            number.value(self.analysis.part.folder),
+            float(text),
+            digits_of(text),
+        )
         away = f"{ours - published:+.{digits + 1}f}: computed, without spread"
         return {
             **{"task": task, "row": number.of, "metric": metric, "unit": number.unit},
@@ -212,7 +216,7 @@ class AnalysisReport(Report):
                 " **The study is shortened too; the published table uses "
                 f"{whole or 'the defaults'}.**"
             )
-        parts = [how, *self.analysis.notes, "## Figures of the studies"]
+        parts = [how, *self.analysis.part.get("notes", ()), "## Figures of the studies"]
         for run, paths in self._study_figures:
             images = " ".join(f"![{p.stem}](figures/{run.row.name}_{p.name})" for p in paths)
             parts += [f"{run.label}:", images]

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from lit_probattn.base.errors import ConfigError, nearest
-from lit_probattn.compare.tables import Metric, Part, Table, printed_numbers, record
+from lit_probattn.base.errors import ConfigError, nearest, prefixed
+from lit_probattn.compare.tables import Metric, Part, printed_numbers, record
 from lit_probattn.experiments.expectations import Bound, digits_of
 from lit_probattn.reproduce.analyses.computed import WAYS, Computed
 from lit_probattn.reproduce.analyses.models import models_of
@@ -35,67 +34,42 @@ class Number:
     bound: Bound | None
 
 
-@dataclass(frozen=True)
 class Analysis:
     """An analysis table.
 
     Args:
+        part: its file.
+
+    Attributes:
         table: its runs; `published` of a row are its printed numbers.
         study: study of each run.
         shortened: the study with the reduced protocol.
         numbers: compared numbers, by name.
         neutral: reference of the order in a table without a baseline.
-        notes: assumptions about the study that the paper does not specify.
         digits: printed number of decimals, by number.
         computed: printed numbers that do not come from a study, with the printed text.
-        wheres: additional conditions on the study's tables, by row.
-        folder: folder of the tables.
+
+    Raises:
+        ConfigError: a key is missing or unknown.
     """
 
-    table: Table
-    study: RunStudy
-    shortened: RunStudy
-    numbers: Mapping[str, Number]
-    neutral: float | None
-    notes: Sequence[str]
-    digits: Mapping[str, int]
-    computed: Sequence[tuple[Computed, str]]
-    folder: Path
-    wheres: Mapping[str, Mapping[str, Any]]
+    def __init__(self, part: Part) -> None:
+        name, self.part, self.table = part.name, part, models_of(part)
+        self.numbers = {key: _number(name, key, entry) for key, entry in part["values"].items()}
+        self.neutral: float | None = part.get("neutral")
+        texts, task = printed_numbers(name, part.folder), part["task"]
+        flags = part.get("flags", {})
+        less = {k: v for k, v in {**flags, **part.get("shortened", {})}.items() if v is not None}
+        with prefixed(name, ConfigError):
+            self.study, self.shortened = (RunStudy(part["study"], one) for one in (flags, less))
+        printed = {key: entry["printed"] for key, entry in part["values"].items()}
+        self.digits = {key: _digits(texts, task, place) for key, place in printed.items()}
+        self.computed = [_computed(name, entry, texts) for entry in part.get("computed", ())]
 
     def value(self, row: str, name: str) -> Value:
         """Return where the study's tables contain a number of a row."""
         found = self.numbers[name].value
-        return replace(found, where={**found.where, **self.wheres.get(row, {})})
-
-    @classmethod
-    def read(cls, part: Part) -> Analysis:
-        """Parse the content of a file.
-
-        Raises:
-            ConfigError: a key is missing or unknown.
-        """
-        name, table = part.name, models_of(part)
-        numbers = {key: _number(name, key, entry) for key, entry in part["values"].items()}
-        texts, task = printed_numbers(name, part.folder), part["task"]
-        flags = part.get("flags", {})
-        less = {k: v for k, v in {**flags, **part.get("shortened", {})}.items() if v is not None}
-        try:
-            study, shortened = (RunStudy(part["study"], chosen) for chosen in (flags, less))
-        except ConfigError as error:
-            raise ConfigError(f"{name}: {error}") from error
-        return cls(
-            table,
-            study,
-            shortened,
-            numbers,
-            part.get("neutral"),
-            tuple(part.get("notes", ())),
-            {key: _digits(texts, task, one["printed"]) for key, one in part["values"].items()},
-            [_computed(name, entry, texts) for entry in part.get("computed", ())],
-            part.folder,
-            {key: entry["where"] for key, entry in part["rows"].items() if "where" in entry},
-        )
+        return replace(found, where={**found.where, **self.part["rows"][row].get("where", {})})
 
 
 def _digits(texts: Mapping[tuple[str, ...], str], task: str, printed: Sequence[str]) -> int:
