@@ -20,7 +20,7 @@ import pandas as pd
 import torch
 
 from lit_probattn.base.config_files import file_named, output_folder
-from lit_probattn.base.errors import ConfigError, DataError
+from lit_probattn.base.errors import ConfigError, DataError, prefixed
 from lit_probattn.base.progress import duration
 from lit_probattn.base.provenance import shown_command
 from lit_probattn.cli.app import check_arguments
@@ -200,10 +200,8 @@ def check_runs(runs: Sequence[Run]) -> None:
         refuse_unlogged_metrics(run.task, run.config)
         _check_validations(run)
         if options.settings or options.trainer or place.flags or run.row.overrides:
-            try:
+            with prefixed(f"{run.task.name}, {run.row.label}", ConfigError):
                 check_arguments(run.fit_arguments(run.name))
-            except ConfigError as error:
-                raise ConfigError(f"{run.task.name}, {run.row.label}: {error}") from None
 
 
 def _check_validations(run: Run) -> None:
@@ -212,10 +210,8 @@ def _check_validations(run: Run) -> None:
     limit, interval, parts = (setting(run.config, f"trainer.{name}") for name in names)
     if limit == 0 or not isinstance(parts, int) or parts < 1:
         return
-    try:
+    with prefixed(run.task.name, ValueError):
         check_whole_steps("val_check_interval", interval, parts)
-    except ValueError as error:
-        raise ConfigError(f"{run.task.name}: {error}") from None
 
 
 def _submit(

@@ -9,7 +9,7 @@ import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from lit_probattn.base.config_files import file_named, find
-from lit_probattn.base.errors import ConfigError, nearest
+from lit_probattn.base.errors import ConfigError, nearest, prefixed
 from lit_probattn.base.rows import describe
 from lit_probattn.configs import attention_entry, class_of, read_yaml
 from profiling.measure.rows import PLACE, SETTING, ProfileRow, Quantity
@@ -317,10 +317,8 @@ class SweepConfig(Strict):
             ConfigError: a class cannot be imported; see `class_of`.
         """
         for name, variant in self.variants.items():
-            try:
+            with prefixed(f"variants.{name}", ConfigError):
                 class_of(variant.attention.resolve(root)[0])
-            except ConfigError as error:
-                raise ConfigError(f"variants.{name}: {error}") from error
 
     def baseline_of(self, variant: str) -> str | None:
         """Return the baseline of a variant, or None if it has none or is one itself."""

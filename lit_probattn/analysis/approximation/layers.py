@@ -14,7 +14,7 @@ from torch import Tensor
 from lit_probattn.analysis.recording import LayerCall, visible
 from lit_probattn.attention import Attention, HeadCall
 from lit_probattn.attention.numerics import masked_softmax, repeat_heads
-from lit_probattn.base.errors import UnsupportedError
+from lit_probattn.base.errors import UnsupportedError, prefixed
 
 _TOLERANCE = 1e-3  # relative difference of outputs
 
@@ -92,10 +92,8 @@ def open_call(name: str, layer: Attention, *args: Any, **kwargs: Any) -> Opened:
         ValueError: the call uses a cache.
     """
     seen = LayerCall.of(name, layer, args, kwargs)
-    try:
+    with prefixed(name, NotImplementedError, to=UnsupportedError):
         weights = seen.weights()
-    except NotImplementedError as error:
-        raise UnsupportedError(f"{name}: {error}") from error
     if float(weights.min()) < 0:
         raise UnsupportedError(
             f"{name}: {type(layer).__name__} has negative weights (heads mixed after the kernel), "

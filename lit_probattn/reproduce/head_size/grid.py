@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_probattn.base.config_files import run_stem
-from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.errors import ConfigError, prefixed
 from lit_probattn.compare.flags import Place
 from lit_probattn.compare.tables import Metric, Row, Table, TaskEntry, record
 from lit_probattn.configs import compose, read_yaml
@@ -164,7 +164,7 @@ class Grid:
             for other in self.head_sizes:
                 yield Point("head_size", heads, other, d, f)
         yield from self._widths()
-        try:
+        with prefixed("", ValueError):
             for heads in self.matched_mlp_heads:
                 fixed = self.sizes(heads, size, num_layers, vocab_size)
                 width = matched_mlp_dim(fixed)
@@ -174,8 +174,6 @@ class Grid:
                 # Sinusoidal positions require an even width.
                 width = matched_embed_dim(fixed, heads if heads % 2 == 0 else 2 * heads)
                 yield Point("matched_width", heads, _divide(width, heads), width, f)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
 
     def _widths(self) -> Iterator[Point]:
         f, size = self.mlp_dim, self.width_head_dim
