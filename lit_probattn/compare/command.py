@@ -401,7 +401,9 @@ def _run_all(
         made = replace(report)  # results are read again
         return made.write(out) if out is not None and made.has_numbers else ""
 
-    devices = options.devices.split(",") if options.devices else _own_device()
+    devices = options.devices.split(",") if options.devices else []
+    if not devices and "LOCAL_RANK" in os.environ:  # the device of this process under torchrun
+        devices = [os.environ["LOCAL_RANK"]]
     there = [run for run in mine if run.task.name not in failed]
     outcome = run_all(
         there,
@@ -426,8 +428,3 @@ def _run_all(
     )
     whole = len(outcome.finished) == len(mine) and not outcome.failed
     return 0 if whole and not skipped else 1
-
-
-def _own_device() -> list[str]:
-    """CUDA device of this process under torchrun."""
-    return [os.environ["LOCAL_RANK"]] if "LOCAL_RANK" in os.environ else []

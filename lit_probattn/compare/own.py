@@ -252,8 +252,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit status is that of `run` in `compare.command`, or 2 for misuse."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     options = make_parser().parse_args(arguments)
-    if options.seeds and len(set(options.seeds)) < len(options.seeds):
-        raise ConfigError(f"--seeds: duplicate {_twice(options.seeds)}")
+    for number, seed in enumerate(options.seeds or ()):
+        if seed in options.seeds[:number]:
+            raise ConfigError(f"--seeds: duplicate {seed}")
     if options.name is not None and Path(options.name).name != options.name:
         raise ConfigError(f"--name must be the name of a folder, received {options.name!r}")
     protocol = protocol_of(options)
@@ -261,10 +262,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     refuse_unequal(table, protocol)
     module = "lit_probattn compare"
     return run(table, options, arguments, module=module, protocol=protocol, report=MeasuredReport)
-
-
-def _twice(seeds: Sequence[int]) -> int:
-    return next(seed for number, seed in enumerate(seeds) if seed in seeds[:number])
 
 
 if __name__ == "__main__":

@@ -159,7 +159,8 @@ class Page:
             for name, one in self.figures.items()
             if isinstance(one, ReportFigure)
         }
-        body = [part for line in _stripped(self.body) for part in shown.get(line, [line])]
+        stripped = "\n".join(self.body).rstrip().split("\n")
+        body = [part for line in stripped for part in shown.get(line, [line])]
         return "\n".join([*lines, "", *body, *legend]) + "\n"
 
     def _shown(self, figure: ReportFigure, file: str) -> list[str]:
@@ -175,7 +176,8 @@ class Page:
 
     def summary(self) -> str:
         """Return the page for a terminal, without figures and files."""
-        return replace(self, tables={}, figures={}, body=_without_images(self.body)).text()
+        body = [line for line in self.body if not line.startswith("![")]
+        return replace(self, tables={}, figures={}, body=body).text()
 
     def write(self, folder: Path, *, html: bool = False) -> list[Path]:
         """Write the report; figures, tables and page of an earlier report are deleted.
@@ -263,14 +265,6 @@ def _tables_in(folder: Path) -> set[str]:
         return {path.name for path in folder.glob("*.csv") if path.name in found}
     except (OSError, ValueError, KeyError, TypeError):
         return set()
-
-
-def _without_images(lines: Sequence[str]) -> list[str]:
-    return [line for line in lines if not line.startswith("![")]
-
-
-def _stripped(lines: Sequence[str]) -> list[str]:
-    return "\n".join(lines).rstrip().split("\n")
 
 
 def _entry(one: Finding) -> dict[str, Any]:

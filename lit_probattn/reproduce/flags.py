@@ -114,7 +114,8 @@ def make_page(table: Sequence[CodeBase]) -> str:
     for one in table:
         rows = [[f"`{row.flags}`", _file(row), _options(row), row.note] for row in one.rows]
         lines = markdown_table(pd.DataFrame(rows, columns=["flags", "file", "add", "note"]))
-        parts += [f"## {one.name}\n\n`{one.code}`. Task: `{_usual(one)}`.", lines]
+        usual = next(row.task for row in one.rows if not row.own_task)
+        parts += [f"## {one.name}\n\n`{one.code}`. Task: `{usual}`.", lines]
     layouts = [[f"`{name}`", layout.source] for name, layout in LAYOUTS.items()]
     parts += [_LAYERS, markdown_table(pd.DataFrame(layouts, columns=["layout", "layer"]))]
     return "\n\n".join(parts) + "\n"
@@ -129,10 +130,6 @@ def _file(row: Flags) -> str:
 
 def _options(row: Flags) -> str:
     return ", ".join(f"`{name} {value}`" for name, value in row.options.items())
-
-
-def _usual(one: CodeBase) -> str:
-    return next(row.task for row in one.rows if not row.own_task)
 
 
 @reports(ConfigError, OSError)

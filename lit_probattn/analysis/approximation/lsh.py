@@ -84,10 +84,11 @@ def lsh_attention(
         )
     chunk_len = min(num_kept // 2, length)
     missing = -length % chunk_len
-    query, key, value = (_pad(x, missing) for x in (query, key, value))
+    pad = torch.nn.functional.pad
+    query, key, value = (pad(x, (0, 0, 0, missing)) for x in (query, key, value))
     seen = torch.ones(groups, length, length, dtype=torch.bool, device=query.device)
     seen = seen if allowed is None else seen & allowed
-    seen = torch.nn.functional.pad(seen, (0, missing, 0, missing))
+    seen = pad(seen, (0, missing, 0, missing))
     half = max(1, query.shape[1] // chunk_len)
     rounds = []
     for _ in range(num_rounds):
@@ -105,10 +106,6 @@ def lsh_attention(
             scores = scores - _multiplicity(rows, cols, rounds).to(scores.dtype).log()
         sums.add(rows, scores.masked_fill(hidden, float("-inf")), value[group, cols])
     return sums.result(value, seen)[:, :length]
-
-
-def _pad(x: Tensor, missing: int) -> Tensor:
-    return torch.nn.functional.pad(x, (0, 0, 0, missing))
 
 
 class _Sums:

@@ -73,11 +73,6 @@ class Run:
     metrics: pd.DataFrame
 
     @property
-    def last_step(self) -> int:
-        """Number of trained steps according to the metrics."""
-        return int(self.metrics["step"].max())
-
-    @property
     def num_parameters(self) -> int:
         """Number of parameters of the model."""
         return sum(p.numel() for p in self.trained.task.model.parameters() if p.requires_grad)

@@ -337,7 +337,7 @@ class Report:
                     "model": run.label,
                     "parameters": f"{run.num_parameters:,}",
                     "checkpoint step": f"{run.trained.step:,}",
-                    "steps trained": f"{run.last_step:,}",
+                    "steps trained": f"{int(run.metrics['step'].max()):,}",
                     "target tokens seen": None if tokens is None else f"{tokens:,}",
                     "search": ", ".join(f"{k} {v:g}" for k, v in run.search.items()),
                 }
