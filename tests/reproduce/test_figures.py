@@ -12,7 +12,7 @@ from lit_probattn.compare.command import make_runs
 from lit_probattn.compare.flags import Place
 from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.tables import kinds, read_table
-from lit_probattn.experiments.expectations import Sample, sided, trend
+from lit_probattn.experiments.expectations import Sample, trend
 from lit_probattn.reproduce.__main__ import main
 from lit_probattn.reproduce.figures.low_rank import (
     AgainstHeads,
@@ -33,30 +33,6 @@ def sample(mean: float, spread=SURE) -> Sample:
 
 
 # ---- verdicts ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("first", "spread", "verdict"),
-    [
-        (95.0, SURE, "agrees"),
-        (95.0, UNSURE, "same direction"),
-        (105.0, SURE, "differs"),
-        (105.0, UNSURE, "inconclusive"),
-        (100.05, SURE, "inconclusive"),
-    ],
-)
-def test_a_difference(first, spread, verdict):
-    found = sided(sample(first, spread), sample(100.0, (0.05, 0.0, 0.0)), -1, "this − that")
-    assert found.verdict == verdict
-    assert found.measured.startswith(f"this − that: {first - 100.0 - 0.05 / 3:+.2f} [")
-
-
-def test_one_seed_and_missing_models_are_never_certain():
-    one, other = (Sample((value,), (0,)) for value in (90.0, 100.0))
-    assert sided(one, other, -1, "").verdict == "same direction"
-    assert sided(one, other, 1, "").verdict == "inconclusive"
-    assert "(no interval)" in sided(one, other, 1, "").measured
-    assert sided(None, other, 1, "").verdict == "inconclusive"
 
 
 def chain(*means: float, spreads=None) -> dict[int, Sample]:
@@ -274,15 +250,6 @@ def runs_of(name: str, reduced: bool) -> set[str]:
 
 
 LM1B = ("low_rank_figure1", "low_rank_figure3a", "low_rank_figure3b", "low_rank_figure4")
-
-
-def test_every_figure_has_a_file_a_class_and_a_judge_for_each_sentence():
-    files = {name: part for name, part in kinds().items() if name in FIGURES}
-    assert set(files) == set(FIGURES)
-    for name, part in files.items():
-        known = figure_class(part)(None, [], "").judges()
-        assert set(part["says"]) <= set(known)
-        assert runs_of(name, reduced=False)
 
 
 def test_figures_share_runs():

@@ -56,6 +56,7 @@ def test_every_figure_has_something_to_measure_and_to_judge(name):
     assert table.pairs()
     assert table.baseline in table.rows
     report = made(table, [], "command", part)
+    assert set(part["says"]) <= set(report.judges())
     assert part["says"]
     if not issubclass(made, RunFigure):
         return
