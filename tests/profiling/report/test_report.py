@@ -42,6 +42,11 @@ def results(tmp_path_factory):
     return config, folder
 
 
+@pytest.fixture
+def rows(results):
+    return read_rows(results[1] / "rows.jsonl")
+
+
 @pytest.mark.parametrize("drawn", ["checked", pytest.param("drawn", marks=pytest.mark.slow)])
 def test_report_has_all_its_parts(drawn, results, tmp_path, monkeypatch):
     if drawn == "checked":
@@ -142,8 +147,8 @@ def test_failed_points_are_listed_and_a_baseline_with_other_dropout_is_flagged_o
     assert "is not divisible by head_dim_divisor" in text
 
 
-def test_unequal_backends_and_precisions_are_flagged(results):
-    frame = to_frame(read_rows(results[1] / "rows.jsonl"))
+def test_unequal_backends_and_precisions_are_flagged(rows):
+    frame = to_frame(rows)
     assert unequal_lines(frame) == []
     is_mgk = frame["variant"] == "mgk"
     frame.loc[is_mgk, "backend_note"] = "blockwise: bmm"
@@ -153,9 +158,8 @@ def test_unequal_backends_and_precisions_are_flagged(results):
     assert "precision is bfloat16 (mgk) and float32 (baseline softmax):" in precision
 
 
-def test_ratios_join_the_same_place(results):
-    _, folder = results
-    frame = to_frame(read_rows(folder / "rows.jsonl"))
+def test_ratios_join_the_same_place(rows):
+    frame = to_frame(rows)
     ratios = ratio_table(frame)
     macs = ratios[(ratios["metric"] == "macs") & (ratios["variant"] == "mgk")]
     assert len(macs) == 4
@@ -187,10 +191,8 @@ def test_crossover_is_interpolated_in_log_length():
     assert cross(0.9) == []
 
 
-def test_errors_are_relative_to_what_was_measured(results):
+def test_errors_are_relative_to_what_was_measured(rows):
     """A closed form that is a quarter too large at one place of twelve."""
-    _, folder = results
-    rows = read_rows(folder / "rows.jsonl")
     index = next(
         i for i, row in enumerate(rows) if row.source == "analytic" and row.variant == "mgk"
     )
@@ -221,54 +223,38 @@ def test_no_results(tmp_path):
         write_report(sweep(), tmp_path, tmp_path / "out")
 
 
+def of(**change):
+    return lambda rows: [row.model_copy(update=change) for row in rows]
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"sweep": "another"}, "rows of the sweep 'another', expected 'small'"),
-        ({"variant": "mgk_ful"}, "rows of the variant 'mgk_ful', .*; did you mean 'mgk_full'"),
+        (of(sweep="another"), "rows of the sweep 'another', expected 'small'"),
+        (of(variant="mgk_ful"), "rows of the variant 'mgk_ful', .*; did you mean 'mgk_full'"),
+        (lambda rows: rows[:-2] + of(versions="torch 1.0")(rows[-2:]), "mixes versions"),
+        (lambda rows: [r for r in rows if r.variant != "softmax"], "no baseline row: softmax"),
     ],
 )
-def test_rows_of_another_sweep_are_refused(results, tmp_path, change, problem):
-    config, folder = results
-    rows = read_rows(folder / "rows.jsonl")
-    append_rows(tmp_path / "rows.jsonl", [row.model_copy(update=change) for row in rows])
+def test_rows_of_another_sweep_are_refused(results, rows, tmp_path, change, problem):
+    append_rows(tmp_path / "rows.jsonl", change(rows))
     with pytest.raises(ConfigError, match=problem):
-        write_report(config, tmp_path, tmp_path / "out")
+        write_report(results[0], tmp_path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_shards_that_count_one_point_differently_are_refused(results, tmp_path):
-    config, folder = results
-    rows = read_rows(folder / "rows.jsonl")
+def test_shards_that_count_one_point_differently_are_refused(results, rows, tmp_path):
     append_rows(tmp_path / "rows.jsonl", rows)
     other = [row.model_copy(update={"macs": row.macs + 1}) for row in rows]
     append_rows(tmp_path / "rows.1-of-2.jsonl", other)
     with pytest.raises(ConfigError, match=r"counts of the point .* differ"):
-        write_report(config, tmp_path, tmp_path / "out")
+        write_report(results[0], tmp_path, tmp_path / "out")
 
 
 def test_empty_sweep(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"half": ')
     with pytest.raises(ConfigError, match="empty"):
         write_report(sweep(), tmp_path, tmp_path / "out")
-
-
-def test_mixed_versions_are_refused(results, tmp_path):
-    config, folder = results
-    rows = read_rows(folder / "rows.jsonl")
-    append_rows(tmp_path / "rows.jsonl", rows[:-2])
-    other = [row.model_copy(update={"versions": "torch 1.0"}) for row in rows[-2:]]
-    append_rows(tmp_path / "rows.jsonl", other)
-    with pytest.raises(ConfigError, match="mixes versions"):
-        write_report(config, tmp_path, tmp_path / "out")
-
-
-def test_no_baseline_row(results, tmp_path):
-    config, folder = results
-    rows = read_rows(folder / "rows.jsonl")
-    append_rows(tmp_path / "rows.jsonl", [r for r in rows if r.variant != "softmax"])
-    with pytest.raises(ConfigError, match="no baseline row: softmax"):
-        write_report(config, tmp_path, tmp_path / "out")
 
 
 @pytest.mark.usefixtures("sketches", "uncounted")
