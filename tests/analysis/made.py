@@ -138,6 +138,12 @@ def open_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(study, "open_trained", opened)
 
 
+def opened(path: Path) -> trained.Trained:
+    """Restore a checkpoint on the CPU, as the commands do."""
+    options = {"checkpoint": path, "config": None, "data": [], "device": "cpu"}
+    return trained.open_trained(argparse.Namespace(**options))
+
+
 def change(path: Path, ending: str, value: Any) -> None:
     """Set every parameter of a checkpoint whose name ends so to a value (or a tensor)."""
     content = torch.load(path, weights_only=True)

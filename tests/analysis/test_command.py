@@ -23,8 +23,7 @@ from lit_probattn.base.arguments import DefaultsFormatter, at_least
 from lit_probattn.base.provenance import place, shown_command
 from lit_probattn.experiments.page import read
 from lit_probattn.records.figures import MAX_BYTES
-from lit_probattn.training.trained import open_trained
-from tests.analysis.made import checkpoint, open_once
+from tests.analysis.made import checkpoint, open_once, opened
 from tests.support.helpers import error_of, with_options
 from tests.support.patching import check_figures
 from tests.support.slow import mostly_slow
@@ -133,12 +132,11 @@ def test_cells_say_what_was_asked_for(tmp_path):
 def test_models_run_as_in_their_task(task, tmp_path):
     """The attention layers of a study receive the inputs that those of an evaluation receive."""
     path = checkpoint(tmp_path, task, "SoftmaxAttention")
-    options = {"checkpoint": path, "config": None, "data": [], "device": "cpu"}
-    opened = open_trained(argparse.Namespace(**options))
-    for batch in opened.batches("val", 3):
+    trained = opened(path)
+    for batch in trained.batches("val", 3):
         found = []
-        for forward in (opened.forward, opened.task):
-            with torch.no_grad(), record(opened.task.model) as calls:
+        for forward in (trained.forward, trained.task):
+            with torch.no_grad(), record(trained.task.model) as calls:
                 forward(batch)
             found.append([call.query for call in calls])
         assert len(found[0]) == len(found[1]) > 0

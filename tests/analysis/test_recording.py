@@ -12,8 +12,8 @@ from lit_probattn.analysis.recording import in_double, record
 from lit_probattn.analysis.sampling import sequences
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.base.errors import ConfigError, DataError
-from lit_probattn.training.trained import choose_device, crop, identity, open_trained
-from tests.analysis.made import checkpoint, layer_call
+from lit_probattn.training.trained import choose_device, crop, identity
+from tests.analysis.made import checkpoint, layer_call, opened
 
 VARIANTS = {
     "sequence": ("MGKAttention", {"variance": "paper_main"}),
@@ -24,13 +24,6 @@ VARIANTS = {
     ),
     "text": ("MGKAttention", {"shifted_keys": True, "bias": False}),
 }
-
-
-def opened(path, **more):
-    options = argparse.Namespace(
-        **{"checkpoint": path, "config": None, "data": [], "device": "cpu", **more}
-    )
-    return open_trained(options)
 
 
 @pytest.mark.parametrize("task", VARIANTS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 
@@ -18,9 +17,8 @@ from lit_probattn.analysis.approximation.measure import LocalErrors
 from lit_probattn.analysis.approximation.methods import ESTIMATE, EXACT, Oblivious
 from lit_probattn.base.rows import RowStore
 from lit_probattn.models.language_model import IGNORE
-from lit_probattn.training.trained import open_trained
 from tests.analysis.approximation.inputs import padded_samples
-from tests.analysis.made import checkpoint
+from tests.analysis.made import checkpoint, opened
 from tests.datamodules.text import made as made_text
 from tests.support.helpers import error_of, with_options
 from tests.support.patching import check_figures
@@ -98,41 +96,17 @@ def test_study_writes_tables_pictures_and_resumes(tmp_path, capsys, monkeypatch)
 
 
 @pytest.mark.usefixtures("sketches")
-def test_a_study_with_other_flags_has_the_rows_of_its_own(tmp_path, monkeypatch):
-    """An interrupted study leaves rows; those that another command asks for are kept."""
-    model = checkpoint(tmp_path, "value_aware", "SoftmaxAttention", num_heads=2)
-
-    def stops(*_, **__):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RowStore, "finish", stops)
-        assert command(model, tmp_path / "out", "--methods", "ovo", "norm") == 130
-    other = ("--methods", "norm", "--ranks", "3", "2", "3", "--local_samples", "0")
-    for folder in ("out", "fresh"):
-        assert command(model, tmp_path / folder, *other) == 0
-    found, fresh = (
-        pd.read_csv(tmp_path / name / "approximate/approximate.csv") for name in ("out", "fresh")
-    )
-    pd.testing.assert_frame_equal(found.drop(columns="seconds"), fresh.drop(columns="seconds"))
-    assert found["num_kept"].tolist() == [3, 2]
-
-
-@pytest.mark.usefixtures("sketches")
 @pytest.mark.parametrize("scope", ["layers", "heads"])
 def test_the_text_names_the_scope_of_its_table(scope, tmp_path):
     model = checkpoint(tmp_path, "value_aware", "SoftmaxAttention", num_heads=2)
-    more = ("--methods", "norm", "--local_samples", "0", "--scope", scope)
-    assert command(model, tmp_path / "out", *more) == 0
-    first = pd.read_csv(tmp_path / "out/approximate/approximate.csv")["scope"].iloc[0]
+    more = ("--methods", "norm", "--local_samples", "0", "--ranks", "3", "2", "3")
+    assert command(model, tmp_path / "out", *more, "--scope", scope) == 0
+    table = pd.read_csv(tmp_path / "out/approximate/approximate.csv")
+    first = table["scope"].iloc[0]
+    assert table.loc[table["scope"] == first, "num_kept"].tolist() == [3, 2]
     text = (tmp_path / "out/approximate/report.md").read_text(encoding="utf-8")
     assert f"scope: {first}" in text
     assert "approximate.csv" in text
-
-
-def opened(model):
-    options = {"checkpoint": model, "config": None, "data": [], "device": "cpu"}
-    return open_trained(argparse.Namespace(**options))
 
 
 def translation_scores(task, batch):
