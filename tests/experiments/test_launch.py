@@ -37,23 +37,18 @@ def forked(monkeypatch):
 
 
 @pytest.mark.usefixtures("forked", "sketches")
-@pytest.mark.parametrize("executor", [pytest.param("local", marks=pytest.mark.slow), "debug"])
-def test_shards_run_as_jobs_and_the_report_is_written(tmp_path, capsys, executor, monkeypatch):
-    if executor == "debug":
-        run_here(monkeypatch)
+def test_shards_run_as_jobs_and_the_report_is_written(tmp_path, capsys, monkeypatch):
+    """By the local executor: `tests/compare/test_doors.py`."""
+    run_here(monkeypatch)
     words = arguments(tmp_path, "--only", "listops", "--seeds", "3")
-    more = ["--executor", executor, "--shards", "2", "--slurm", "timeout_min=10", "partition=x"]
+    more = ["--executor", "debug", "--shards", "2", "--slurm", "timeout_min=10", "partition=x"]
     assert main([*words, *more]) == 0
     printed = capsys.readouterr().out
     for index in (0, 1):
-        assert f"shard {index}/2: {executor} job " in printed
+        assert f"shard {index}/2: debug job " in printed
     assert len(list((tmp_path / "runs/reproduce/results").glob("*.jsonl"))) == 2
     assert "report: " in printed
     assert (tmp_path / "runs/reproduce/reports/tiny/report.md").is_file()
-    if executor == "local":
-        logs = (tmp_path / "runs/reproduce/submitit").glob("*/*_log.out")
-        text = "".join(path.read_text(encoding="utf-8") for path in logs)
-        assert text.count("1 of 1 runs finished (1 new)") == 2
 
 
 @pytest.mark.usefixtures("forked", "sketches")

@@ -1,13 +1,6 @@
-"""The command: predictions, lists, what is refused and why; one real run, killed and resumed."""
+"""The command: predictions, lists, what is refused and why."""
 
 from __future__ import annotations
-
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
 import torch
@@ -29,7 +22,6 @@ from lit_probattn.reproduce.head_size.grid import Grid
 from tests.compare.tiny import finished as finished_run
 from tests.compare.tiny import tiny_runs, write_tables
 from tests.support.helpers import error_of
-from tests.support.paths import ROOT
 
 
 @pytest.fixture
@@ -204,33 +196,6 @@ def test_settings():
 )
 def test_short_keys_are_completed_once(short, full):
     assert parse_settings([f"{short}=1"]) == parse_settings([f"{full}=1"]) == {full: 1}
-
-
-@pytest.mark.slow
-def test_real_runs_killed_and_resumed(places, tmp_path):
-    """Two real runs; the command is killed during the second and resumes it."""
-    more = ["--only", "listops", "--seeds", "3", "--accelerator", "cpu", "--steps", "120"]
-    words = [sys.executable, "-m", "lit_probattn.reproduce", "tiny", *places, *more]
-    words += ["--set", "run.checkpoint_every=5", "trainer.val_check_interval=40"]
-    words += ["model.init_args.schedule_steps=120"]
-    place = {"cwd": ROOT, "env": {**os.environ, "OMP_NUM_THREADS": "1"}}
-    process = subprocess.Popen(words, **place)
-    runs = tmp_path / "runs/reproduce/results"
-    end = time.monotonic() + 240
-    while time.monotonic() < end and not list(tmp_path.glob("runs/*mgk*/0/checkpoints/step*")):
-        time.sleep(0.2)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    (first,) = runs.glob("*.jsonl")
-    before = first.read_bytes()
-    again = subprocess.run(words, **place, capture_output=True, text=True, check=True)
-    assert "[1/2] listops, Softmax, 2 heads, seed 3: already finished" in again.stdout
-    assert "[2/2] listops, MGK, 1 head, seed 3: resumes from step " in again.stdout
-    assert first.read_bytes() == before
-    results = [json.loads(path.read_text(encoding="utf-8")) for path in runs.glob("*.jsonl")]
-    assert sorted(result["num_starts"] for result in results) == [1, 2]
-    report = (tmp_path / "runs/reproduce/reports/tiny/report.md").read_text(encoding="utf-8")
-    assert "2 of 2 runs are finished." in report
 
 
 def test_a_dry_run_of_a_grid_asks_for_no_metric_by_name(capsys, tmp_path):

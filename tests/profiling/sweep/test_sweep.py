@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
-import random
-import signal
-import subprocess
-import sys
-import time
 from unittest import mock
 
 import pytest
-import yaml
 
 from lit_probattn.base.errors import ChildError, ConfigError, UnsupportedError
 from lit_probattn.base.locks import claim
 from lit_probattn.base.processes import Worker
 from lit_probattn.cli.shards import parse_shard
 from lit_probattn.experiments import runner
-from profiling.measure.rows import read_rows
 from profiling.report.page import load_results
 from profiling.sweep import points
 from profiling.sweep.config import load_sweep
@@ -252,56 +244,6 @@ def test_folder_of_another_sweep_is_refused(tmp_path):
     run(sweep(), tmp_path)
     with pytest.raises(ConfigError, match="another sweep"):
         run(sweep(seed=1), tmp_path)
-
-
-def start(config_path, folder):
-    command = [sys.executable, "-m", "profiling", "sweep", "--config", str(config_path)]
-    return subprocess.Popen(
-        [*command, "--out", str(folder)],
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-
-
-def kill_somewhere(config_path, folder, chance, total):
-    """Let a sweep write a random number of further rows, then kill it at a random moment."""
-    path = folder / "rows.jsonl"
-    have = path.stat().st_size if path.exists() else 0
-    wanted = have + chance.randrange(1, total // 4)
-    process = start(config_path, folder)
-    while process.poll() is None and (not path.exists() or path.stat().st_size < wanted):
-        time.sleep(0.001)
-    time.sleep(chance.random() * 0.05)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("measure", [["cost"], ["cost", "time"]])
-def test_five_kills_lose_and_repeat_nothing(tmp_path, measure):
-    config = sweep(
-        measure=measure,
-        grid={"embed_dim": [8, 16, 24], "seq_len": [8, 16, 24, 32], "mode": ["eval", "train"]},
-    )
-    config_path = tmp_path / "sweep.yaml"
-    config_path.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
-    whole = run(config, tmp_path / "whole")
-    total = (tmp_path / "whole/rows.jsonl").stat().st_size
-    chance, seen = random.Random(3), []
-    for _ in range(5):
-        kill_somewhere(config_path, tmp_path / "killed", chance, total)
-        seen.append({row.point_id for row in read_rows(tmp_path / "killed/rows.jsonl")})
-    assert all(first <= second for first, second in itertools.pairwise(seen))
-    assert start(config_path, tmp_path / "killed").wait() == 0
-    rows = read_rows(tmp_path / "killed/rows.jsonl")
-    plan = [p.point_id for p in make_plan(config, ROOT)]
-    ids = [row.point_id for row in rows if row.row_index == 0]
-    assert sorted(ids) == sorted(plan)
-    timed = {"time_median_s", "time_p20_s", "time_p80_s", "command", "device_name", "git_revision"}
-    table = [row.model_dump(exclude=timed) for row in rows]
-    assert table == [row.model_dump(exclude=timed) for row in whole]
 
 
 def test_three_sweeps_share_the_plane_of_width_and_length():
