@@ -11,7 +11,6 @@ from PIL import Image
 from pydantic import ValidationError
 
 from lit_probattn.base.errors import ConfigError, UnsupportedError
-from lit_probattn.measure.memory import cpu_peak_bytes
 from lit_probattn.measure.timing import (
     captured,
     quantile,
@@ -395,16 +394,6 @@ def test_quantiles():
     assert (columns["time_median_s"], columns["time_repeats"]) == (2.5, 4)
     with pytest.raises(ValueError, match="at least one"):
         quantile([], 0.5)
-
-
-def test_peak_memory_is_exact():
-    def function():
-        first = torch.ones(1000)  # 4000 bytes
-        second = torch.ones(500, dtype=torch.float64)  # 4000 bytes
-        del first
-        return second, torch.ones(250)
-
-    assert cpu_peak_bytes(function) == 8000
 
 
 @pytest.mark.usefixtures("sketches")
