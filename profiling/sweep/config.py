@@ -173,19 +173,14 @@ class Published(Strict):
 
     def find(self, frame: pd.DataFrame, ratios: pd.DataFrame) -> float | None:
         """Return the reproduced value, or None if it was not measured."""
-        table = ratios if self.is_ratio else frame
-        rows = table[table["variant"] == self.variant]
+        rows, wanted, columns = frame, {"source": "measured", "status": "ok"}, [self.metric]
         if self.is_ratio:
-            rows = rows[rows["metric"] == self.metric]
-        else:
-            rows = rows[(rows["source"] == "measured") & (rows["status"] == "ok")]
-        for column, value in self.where.items():
+            rows, wanted = ratios, {"metric": self.metric}
+            columns = ["ratio_measured", "ratio_predicted"]
+        for column, value in (("variant", self.variant), *wanted.items(), *self.where.items()):
             rows = rows[rows[column] == value]
-        values = rows[self.metric] if not self.is_ratio else rows["ratio_measured"]
-        if self.is_ratio and values.dropna().empty:
-            values = rows["ratio_predicted"]
-        values = values.dropna()
-        return float(values.iloc[0]) / self.scale if len(values) else None
+        values = [value for column in columns for value in rows[column].dropna()]
+        return float(values[0]) / self.scale if values else None
 
 
 Axis = Literal["embed_dim", "seq_len", "grid_heads"]
