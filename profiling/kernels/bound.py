@@ -132,17 +132,13 @@ def mm_rate(dtype: torch.dtype) -> float:
 
 
 @lru_cache(maxsize=1)
+@alone_on(torch.device("cpu"))
 def measured_rates() -> Rates:
     """Return the rates of one core, each the best of seven trials.
 
     Raises:
         UnsupportedError: the C library is not available.
     """
-    with alone_on(torch.device("cpu")):
-        return _measured_rates()
-
-
-def _measured_rates() -> Rates:
     loaded, operands = library.load(), torch.zeros(_OPERANDS)
     key = RandomKey(0)
 
