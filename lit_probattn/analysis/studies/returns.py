@@ -71,8 +71,8 @@ class Returns(ModelStudy):
 
     def _compute(self) -> str:
         self.policy, self.facts = self._policy(), self._known()
-        assert self.facts.env_name is not None
-        self.environment = environment_id(self.facts.env_name)
+        self.env_name = str(self.facts.env_name)
+        self.environment = environment_id(self.env_name)
         rows = pd.DataFrame([row for target in self._targets() for row in self._play(target)])
         self.results.table(rows, "episodes")
         table = means(rows, self.facts)
@@ -81,7 +81,7 @@ class Returns(ModelStudy):
         claim = f"Best mean return: {best['return']:.1f}, for the target {best['target']:g}"
         figure = draw(table, self.facts, self.environment, self.options.behaviour)
         self.results.figure(figure, claim)
-        told = describe_environment(self.facts.env_name)
+        told = describe_environment(self.env_name)
         versions = ", ".join(f"{k} {told[k]}" for k in ("gymnasium", "mujoco") if told[k])
         lines = [
             f"{self.environment} ({versions}), {self.options.episodes} episodes of each target, "
@@ -130,10 +130,9 @@ class Returns(ModelStudy):
         self, player: Player, target: float, numbers: Sequence[int], keep_actions: bool = False
     ) -> list[Episode]:
         """Play numbered episodes of a target in parallel."""
-        assert self.facts.env_name is not None
         environments: list[Environment] = []
         try:
-            environments += [make_environment(self.facts.env_name) for _ in numbers]
+            environments += [make_environment(self.env_name) for _ in numbers]
             check_sizes(self.environment, environments[0], self.policy.obs_dim, self.policy.act_dim)
             seeds = [self.options.seed + number for number in numbers]
             return player.play(
@@ -191,8 +190,7 @@ class Returns(ModelStudy):
 
     def _video(self, target: float) -> str:
         """Write one episode as a GIF file; return its text."""
-        assert self.facts.env_name is not None
-        film = filmed_environment(self.facts.env_name)
+        film = filmed_environment(self.env_name)
         if isinstance(film, str):
             return f"{film[0].upper()}{film[1:]}."
         try:
