@@ -96,7 +96,7 @@ class OwnSeries(SeriesData, OwnSamples):
         return {**super().settings(), **self._columns(), "reader_version": _READER_VERSION}
 
     def must_name(self) -> dict[str, Any]:
-        """Return the path of the training file and the columns."""
+        """Return the given paths and the columns."""
         return {**super().must_name(), **self._columns()}
 
     # ---- reading -------------------------------------------------------------------------------

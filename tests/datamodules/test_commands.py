@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shlex
 import signal
 import time
 from pathlib import Path
@@ -59,6 +60,23 @@ def test_prepare_then_check(tmp_path: Path, capsys) -> None:
     assert "published train: 96000; here 64: DIFFERENT" in checked
     assert "sha256 " in checked
     assert "train_tokens.npy" in checked
+
+
+@pytest.mark.parametrize("form", ["folder", "files"])
+def test_the_command_in_the_error_prepares_own_pairs(form, tmp_path: Path) -> None:
+    texts = [f"text {number} of {5 + number % 7} words" for number in range(30)]
+    for name, part in (("train", texts[:20]), ("val", texts[20:])):
+        rows = [f"{text},{'ab'[number % 2]}" for number, text in enumerate(part)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["text,label", *rows, ""]))
+    named = ["--path", str(tmp_path)]
+    if form == "files":
+        paths = [str(tmp_path / f"{name}.csv") for name in ("train", "val")]
+        named = ["--path", paths[0], "--val_path", paths[1]]
+    options = [*named, "--cache_dir", str(tmp_path / "cache")]
+    error = error_of(["check", "text_pairs", *options], main, 1)
+    command = shlex.split(error.split("`")[1])
+    assert main(command[2:]) == 0
+    assert main(["check", "text_pairs", *options]) == 0
 
 
 def write_listops(folder: Path) -> None:
