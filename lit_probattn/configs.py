@@ -131,7 +131,8 @@ def _read_mapping(place: Path, path: str | Path) -> dict[str, Any]:
     if not place.is_file():
         folder = Path(path).parent
         names = [str(folder / name) for name in files_in(folder)]
-        raise ConfigError(f"configuration file not found: {path}{nearest(str(path), names)}")
+        hint = nearest(str(path), names, lists=folder != Path())
+        raise ConfigError(f"configuration file not found: {path}{hint}")
     try:
         size = place.stat().st_size
         if size > _MOST_BYTES:

@@ -122,3 +122,12 @@ def test_evaluations_take_names(command, tmp_path, monkeypatch):
 )
 def test_what_is_wrong_is_one_line(words, expected):
     assert expected in error_of(["fit", *words])
+
+
+def test_a_missing_file_of_the_working_folder_suggests_similar_names_only(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    expected = "configuration file not found: none.yaml"
+    assert error_of(["fit", "--task", "none.yaml"]).strip().endswith(expected)
+    (tmp_path / "nono.yaml").write_text("{}")
+    expected += "; did you mean 'nono.yaml'?"
+    assert error_of(["fit", "--task", "none.yaml"]).strip().endswith(expected)
