@@ -87,10 +87,11 @@ class TextTable(OwnSamples):
         _require_different({**texts, **({"label_column": label} if label else {})})
         notes = list(table.notes)
         if None in (next(iter(self.columns.values())), given):
-            listed = " and ".join(map(repr, texts.values()))
+            listed = f"column{'s' if len(texts) > 1 else ''} "
+            listed += " and ".join(map(repr, texts.values()))
             source = f"labels from {label!r}" if labels else "no labels"
             notes.append(
-                f"{path.name}: texts from column {listed}, {source}; "
+                f"{path.name}: texts from {listed}, {source}; "
                 f"{', '.join(self.columns)} select others"
             )
         values: list[Any] = [table.strings(name) for name in texts.values()]

@@ -140,7 +140,7 @@ class TextPairs(EncodedTexts, TextTable):
         splits = super().splits_of(cache)
         left_out = {name: count for name, count in self.facts["left_out"].items() if count}
         self.notes += [
-            f"{name}: {n} rows without a label (-) skipped" for name, n in left_out.items()
+            f"{name}: rows without a label (-) skipped: {n}" for name, n in left_out.items()
         ]
         return splits
 

@@ -25,7 +25,7 @@ def test_multinli(ending, tmp_path):
     assert data.classes == ["entailment", "neutral", "contradiction"]
     assert [len(data.split(name)) for name in ("train", "val", "test")] == [24, 8, 8]
     assert len(data.notes) == 2
-    assert "1 rows without a label (-) skipped" in data.notes[0]
+    assert "rows without a label (-) skipped: 1" in data.notes[0]
     assert data.split("train").targets.tolist() == [n % 3 for n in range(24)]
     assert not data.select_on_test
     assert "went to" in data.shown("val", 0)
@@ -59,6 +59,7 @@ def test_one_table_of_ones_own(tmp_path):
     assert data.classes == ["0", "1"]
     assert sum(len(data.split(name)) for name in ("train", "val", "test")) == 60
     assert " | it is wet" in data.shown("train", 0)
+    assert "texts from columns 'premise' and 'hypothesis', labels from 'label'" in data.notes[0]
     one = data_of(tmp_path, first_column="hypothesis", allow_overlap=True)
     assert one.shown("train", 0).startswith("it is wet")
     assert "|" not in one.shown("train", 0)
