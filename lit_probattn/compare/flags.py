@@ -57,6 +57,7 @@ class Place:
 def add_flags(
     parser: argparse.ArgumentParser,
     *,
+    seeds: str = "those of the table",
     out: str | Path = "RUNS/reproduce/reports/TABLE",
     accelerator: str | None = "auto",
 ) -> None:
@@ -64,6 +65,7 @@ def add_flags(
 
     Args:
         parser: the command's parser.
+        seeds: the default seeds, for the help text.
         out: default folder of the report; a string is only shown in the help text.
         accelerator: default accelerator; None means that of the configuration.
     """
@@ -76,7 +78,7 @@ def add_flags(
         default=[],
         help="names or patterns of tasks and rows, such as `mgk_*`",
     )
-    add("--seeds", nargs="+", type=int, help="seeds (default: those of the table)")
+    add("--seeds", nargs="+", type=int, help=f"seeds (default: {seeds})")
     add("--attempts", type=at_least(1), default=2, help="number of attempts per run (default 2)")
     add(
         "--tflops",

@@ -243,7 +243,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="test scores (default: the score that selects checkpoints)",
     )
     add("--name", help="name of the report folder (default: compare-TASK)")
-    add_flags(parser, out="RUNS/reproduce/reports/NAME")
+    add_flags(parser, seeds=" ".join(map(str, SEEDS)), out="RUNS/reproduce/reports/NAME")
     return parser
 
 

@@ -154,10 +154,12 @@ def ranked(found: Sequence[Answer], by: str) -> list[Answer]:
 
 def _head(question: Question, by: str) -> list[str]:
     causal = "causal" if question.is_causal else "not causal"
+    plural = "" if question.batch_size == 1 else "s"
     return [
-        f"One attention layer of width {question.embed_dim}: {question.batch_size} sequences of "
-        f"{question.seq_len} tokens, {causal}, head size {question.head_dim}, float32, attention "
-        f"dropout {question.dropout:g} for every variant; device {question.device}; by {by}.",
+        f"One attention layer of width {question.embed_dim}: {question.batch_size} "
+        f"sequence{plural} of {question.seq_len} tokens, {causal}, head size "
+        f"{question.head_dim}, float32, attention dropout {question.dropout:g} for every variant; "
+        f"device {question.device}; by {by}.",
         "Multiply-adds: matrix products of one forward pass by the equation; causal masks do not "
         "reduce them. Memory: weights, inputs and the peak of one step, predicted for these "
         "backends (training, inference).",

@@ -292,7 +292,9 @@ def test_small_numbers_are_not_zero_and_given_flags_are_not_asked_for(few, tmp_p
 
 def test_layers_of_middle_sizes_have_several_digits(few, capsys):
     assert main(["--embed_dim", "64", "--seq_len", "512", "--num_heads", "4", "--batch", "1"]) == 0
-    found = re.findall(r" (\S+) [MG]  +(\S+) MiB", capsys.readouterr().out)
+    shown = capsys.readouterr().out
+    assert shown.startswith("One attention layer of width 64: 1 sequence of 512 tokens, ")
+    found = re.findall(r" (\S+) [MG]  +(\S+) MiB", shown)
     assert len(found) > 1
     assert all(len(re.sub(r"\D", "", number)) > 1 for row in found for number in row)
     assert not any(number.startswith("0.0") for row in found for number in row)
