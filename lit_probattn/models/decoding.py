@@ -26,7 +26,13 @@ class Decoder(Protocol):
         ...
 
     def next_logits(
-        self, inputs: Tensor, *, key_mask: Tensor | None, positions: Tensor, caches: Sequence[Cache]
+        self,
+        inputs: Tensor,
+        *,
+        key_mask: Tensor | None,
+        positions: Tensor,
+        caches: Sequence[Cache],
+        rng: RandomKey,
     ) -> Tensor:
         """Append tokens (B, n) to the caches; return the logits after the last one, (B, V).
 
@@ -34,6 +40,7 @@ class Decoder(Protocol):
             key_mask: real tokens. None means all.
             positions: positions of the tokens, not counting padding.
             caches: keys and values of earlier tokens.
+            rng: key of a variant's random draws at evaluation.
         """
         ...
 
@@ -125,8 +132,8 @@ def generate(
     """Continue prompts by at most `max_new_tokens` tokens each.
 
     Prompts of unequal length are padded on the left, and padding counts neither as a key nor as a
-    position. (Priors per key position are tied to cache positions, padding included: with such
-    priors, use prompts of equal length.)
+    position. (Priors per key position, noise at evaluation and rotary_shift=after depend on cache
+    positions, padding included: with these, use prompts of equal length.)
 
     Args:
         model: model in evaluation mode.
@@ -135,7 +142,8 @@ def generate(
         sampling: how tokens are drawn. None means greedy.
         stop_id: token that ends a row. None always generates `max_new_tokens`.
         pad_id: id of tokens after a row's end.
-        sample_ids: sample ids of the rows for the draws, (B,). None means 0 … B-1.
+        sample_ids: sample ids of the rows for the draws, also those of noise at evaluation, (B,).
+            None means 0 … B-1.
         caches: empty caches, one per layer. None creates them.
 
     Raises:
@@ -145,7 +153,8 @@ def generate(
     sampling = Sampling() if sampling is None else sampling
     mask = _check_prompt(model, prompt, prompt_mask, max_new_tokens)
     batch, device = prompt.shape[0], prompt.device
-    rows = RandomKey(sampling.seed, 0, sample_ids).samples(batch, device)
+    rng = RandomKey(sampling.seed, 0, sample_ids)
+    rows = rng.samples(batch, device)
     positions = (mask.long().cumsum(-1) - 1).clamp_min(0)
     capacity = prompt.shape[1] + max_new_tokens
     caches = model.new_caches(capacity) if caches is None else caches
@@ -157,7 +166,7 @@ def generate(
     with torch.inference_mode():
         for step in range(max_new_tokens):
             logits = model.next_logits(
-                inputs, key_mask=key_mask, positions=positions, caches=caches
+                inputs, key_mask=key_mask, positions=positions, caches=caches, rng=rng
             )
             new = next_tokens(logits, sampling, uniform_numbers(sampling, step, rows))
             new = torch.where(finished, pad_id, new)

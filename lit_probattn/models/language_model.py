@@ -206,8 +206,14 @@ class LanguageModel(nn.Module):
         return self.encoder.new_caches(capacity)
 
     def next_logits(
-        self, inputs: Tensor, *, key_mask: Tensor | None, positions: Tensor, caches: Sequence[Cache]
+        self,
+        inputs: Tensor,
+        *,
+        key_mask: Tensor | None,
+        positions: Tensor,
+        caches: Sequence[Cache],
+        rng: RandomKey | None = None,
     ) -> Tensor:
         """Append tokens to the caches; return the next token's log-probabilities."""
-        hidden = self(inputs, key_mask=key_mask, positions=positions, caches=caches)
+        hidden = self(inputs, key_mask=key_mask, positions=positions, caches=caches, rng=rng)
         return self.log_probs(hidden[:, -1])

@@ -121,7 +121,7 @@ class LanguageModeling(Task):
         self._generated = []
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
-        """Continue the prompts of a batch; print them.
+        """Continue the prompts of a batch, each as alone; print them.
 
         Returns:
             `sample_id` (R,), `prompt` (R, P), `continuation` (R, T) token ids of the R real rows,
@@ -129,19 +129,20 @@ class LanguageModeling(Task):
         """
         rows = real_rows(batch)
         prompt, mask, ids = (rows[k] for k in ("inputs", "key_mask", "sample_ids"))
-        tokens = prompt.new_zeros(0, self.max_new_tokens)
-        if len(prompt):
+        tokens = prompt.new_zeros(len(prompt), self.max_new_tokens)
+        lengths = mask.sum(1)
+        for length in lengths.unique().tolist():  # padding counts as positions in some caches
+            part = (lengths == length).nonzero()[:, 0]
             made = generate(
                 self.model,
-                prompt,
+                prompt[part, prompt.shape[1] - length :],
                 max_new_tokens=self.max_new_tokens,
-                prompt_mask=None if bool(mask.all()) else mask,
                 sampling=self.sampling,
-                sample_ids=ids,
+                sample_ids=ids[part],
                 caches=None if self.make_caches is None else self.make_caches(),
             )
-            tokens = made.tokens
-            self._generated.append((*tokens.shape, made.decode_seconds))
+            tokens[part] = made.tokens
+            self._generated.append((*made.tokens.shape, made.decode_seconds))
         result = {"sample_id": ids, "prompt": prompt, "continuation": tokens}
         decode = getattr(self.datamodule, "decode", None)
         if decode is None:

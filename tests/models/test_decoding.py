@@ -10,6 +10,7 @@ from lit_probattn.attention import LinearState
 from lit_probattn.models.decoding import Sampling, generate, next_tokens
 from lit_probattn.models.embeddings import TokenEmbedding
 from lit_probattn.models.transformer import Transformer
+from lit_probattn.randomness import RandomKey
 from tests.attention.decoding_layers import LAYERS, B, C, E
 from tests.support.helpers import cache_bytes_per_token
 from tests.support.slow import mostly_slow
@@ -34,13 +35,13 @@ class TinyDecoder(nn.Module):
     def new_caches(self, capacity=0):
         return self.encoder.new_caches(capacity)
 
-    def next_logits(self, inputs, *, key_mask, positions, caches):
+    def next_logits(self, inputs, *, key_mask, positions, caches, rng):
         x = self.embedding(inputs, positions)
-        x = self.encoder(x, key_mask=key_mask, is_causal=True, caches=caches)
+        x = self.encoder(x, key_mask=key_mask, is_causal=True, caches=caches, rng=rng)
         return self.head(x[:, -1])
 
-    def full_logits(self, inputs):
-        return self.head(self.encoder(self.embedding(inputs), is_causal=True))
+    def full_logits(self, inputs, rng):
+        return self.head(self.encoder(self.embedding(inputs), is_causal=True, rng=rng))
 
 
 def tiny(name="mgk", **options):
@@ -55,11 +56,13 @@ CLASSES = {cls: name for name, (cls, _) in reversed(LAYERS.items())}
 def test_greedy_generation_equals_full_passes(name):
     model = tiny(name)
     prompt = torch.randint(19, (B, 5))
-    found = generate(model, prompt, max_new_tokens=7)
+    key = RandomKey(3, 0, torch.tensor([8, 5]))  # of noise at evaluation
+    given = {"sampling": Sampling(seed=key.seed), "sample_ids": key.sample_ids}
+    found = generate(model, prompt, max_new_tokens=7, **given)
     tokens = prompt
     with torch.no_grad():
         for _ in range(7):
-            tokens = torch.cat([tokens, model.full_logits(tokens)[:, -1:].argmax(-1)], 1)
+            tokens = torch.cat([tokens, model.full_logits(tokens, key)[:, -1:].argmax(-1)], 1)
     assert torch.equal(found.tokens, tokens[:, 5:])
     assert found.lengths.tolist() == [7, 7]
     assert found.tokens_per_second > 0

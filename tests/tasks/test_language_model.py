@@ -12,7 +12,13 @@ import pandas as pd
 import pytest
 import torch
 
-from lit_probattn.attention import FiSHAttention, LinearAttention, MGKAttention, SoftmaxAttention
+from lit_probattn.attention import (
+    FiSHAttention,
+    LinearAttention,
+    LinearFiSHAttention,
+    MGKAttention,
+    SoftmaxAttention,
+)
 from lit_probattn.cli.app import main
 from lit_probattn.tasks import LanguageModeling
 from lit_probattn.tasks.schedules import check_schedule, schedule_values
@@ -251,6 +257,40 @@ def test_filler_rows_are_not_predicted():
     alone = module.predict_step({name: value[[0, 2]] for name, value in batch.items()}, 0)
     assert found["prompt_text"] == [str(prompts[0, 2:].tolist()), str(prompts[2, 1:].tolist())]
     assert {k: str(v) for k, v in found.items()} == {k: str(v) for k, v in alone.items()}
+
+
+POSITIONS = {"prior_share": "head_position", "max_positions": 32}
+NOISE = {"num_global_heads": 2, "noise_scale": 0.5, "noise_at_eval": True}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 2.0])
+@pytest.mark.parametrize(
+    "attention",
+    [
+        partial(SoftmaxAttention),
+        partial(MGKAttention, **POSITIONS),
+        partial(FiSHAttention, **NOISE),
+        partial(LinearFiSHAttention, **NOISE),
+        partial(MGKAttention, shifted_keys=True, rotary_dim=4, rotary_shift="after"),
+    ],
+    ids=["softmax", "priors by position", "noise of pairs", "noise of states", "rotary"],
+)
+def test_a_prompt_continues_alike_beside_any_others(attention, temperature):
+    made = partial(attention, num_heads=4)
+    options = {"max_new_tokens": 27, "max_seq_len": 32, "temperature": temperature, "seed": 3}
+    options |= {"positions": "rotary"} if attention.keywords.get("rotary_dim") else {}
+    with mock.patch.dict(VARIANTS, made=made):
+        module = task("made", **options).eval()
+    module.trainer = mock.MagicMock()
+    module.trainer.datamodule = None
+    prompts, lengths = torch.randint(0, 41, (4, 5)), torch.tensor([[2], [5], [2], [4]])
+    mask = torch.arange(5) >= 5 - lengths
+    batch = {"inputs": prompts, "key_mask": mask, "sample_ids": torch.tensor([11, 4, 13, 0])}
+    found = module.predict_step(batch, 0)["continuation"]
+    for row, length in enumerate(lengths[:, 0].tolist()):
+        one = {name: value[row : row + 1] for name, value in batch.items()}
+        one |= {name: one[name][:, 5 - length :] for name in ("inputs", "key_mask")}
+        assert torch.equal(module.predict_step(one, 0)["continuation"][0], found[row])
 
 
 def test_a_checkpoint_of_another_vocabulary_is_refused(trained, tmp_path):
