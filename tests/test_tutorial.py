@@ -11,6 +11,15 @@ import pytest
 from tests.support.forks import program
 from tests.support.paths import ROOT
 
+# Shows the seeds of each run.
+SHOW_SEEDS = """
+import lightning.pytorch as pl
+fit = pl.Trainer.fit
+def show_and_fit(trainer, model, data):
+    print(f"fit with seeds {model.seed}, {data.seed}")
+    fit(trainer, model, data)
+pl.Trainer.fit = show_and_fit
+"""
 NOTEBOOK = json.loads((ROOT / "examples/tutorial.ipynb").read_text(encoding="utf-8"))
 
 
@@ -30,7 +39,9 @@ def test_every_cell_runs(seeds, steps, least, tmp_path):
         "MPLBACKEND": "agg",
         "LIT_PROBATTN_CACHE": str(tmp_path / "cache"),
     }
-    shown = "\n".join(program(code, tmp_path, environment=environment))
+    shown = "\n".join(program(SHOW_SEEDS + code, tmp_path, environment=environment))
+    pairs = re.findall(r"^fit with seeds (\d), (\d)$", shown, re.MULTILINE)
+    assert pairs == 2 * [(str(seed), str(seed)) for seed in seeds]
     runs = re.findall(r"^(.+), seed (\d): (\d+\.\d) %$", shown, re.MULTILINE)
     assert len(runs) == 2 * len(seeds)
     assert all(float(accuracy) > least for _, _, accuracy in runs)
