@@ -1,6 +1,6 @@
 """Convert a text encoder of this package to a BERT or RoBERTa of transformers.
 
-    lit-probattn convert to_transformers runs/masked_lm-softmax/0 my_bert/
+    lit-probattn convert to_transformers runs/masked_lm-bert/0 my_bert/
 
 Writes `config.json` and `model.safetensors`, which `from_pretrained` of transformers loads without
 missing or unexpected names. The model must have dot-product softmax attention with biases, and
