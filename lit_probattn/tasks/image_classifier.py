@@ -106,7 +106,8 @@ class ImageClassifier(LabelTask):
         own = losses(batch["target"])
         if "mix_target" not in mixed:
             return own.mean()
-        return torch.lerp(own, losses(mixed["mix_target"]), mixed["mix_weight"]).mean()
+        weight = mixed["mix_weight"].to(own)  # half precision, if that is the precision of inputs
+        return torch.lerp(own, losses(mixed["mix_target"]), weight).mean()
 
     # ---- optimiser -----------------------------------------------------------------------------
 

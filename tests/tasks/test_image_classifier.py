@@ -78,6 +78,16 @@ def test_loss_of_mixed_labels_is_that_of_timms_soft_targets():
     torch.testing.assert_close(module.batch_loss(given), expected)
 
 
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
+def test_mixed_images_train_in_every_precision(root, precision):
+    losses = []
+    for name in ("32-true", precision):
+        run = trainer(2, precision=name, limit_val_batches=0)
+        run.fit(task(ema_decay=0.5), data(root))
+        losses.append(float(run.callback_metrics["train/loss"]))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-2)
+
+
 def test_weight_decay_leaves_out_vectors_and_positions():
     module = task()
     decayed, spared = module.configure_optimizers().param_groups
