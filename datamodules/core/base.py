@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -381,12 +382,12 @@ class CachedDataModule(DataModule):
             self._opened = found
             return found
         except DataError as error:
-            command = f"lit-probattn data prepare {self.task}"
             named = {name: x for name, x in self.must_name().items() if x not in (None, "")}
-            command += "".join(f" --{name} {value}" for name, value in named.items())
-            command += f" --data_dir {self.data_dir}"
+            named["data_dir"] = self.data_dir
             if self._cache_is_named:
-                command += f" --cache_dir {self.cache_dir}"
+                named["cache_dir"] = self.cache_dir
+            flags = [word for name, x in named.items() for word in (f"--{name}", str(x))]
+            command = shlex.join(["lit-probattn", "data", "prepare", self.task, *flags])
             kind = MissingDataError if isinstance(error, MissingDataError) else DataError
             raise kind(f"{error}; run `{command}` with the same settings") from None
 

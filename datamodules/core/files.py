@@ -10,6 +10,7 @@ import bz2
 import gzip
 import lzma
 import re
+import shlex
 import tarfile
 import zipfile
 import zlib
@@ -65,8 +66,8 @@ def not_found(
     """Return the error for a missing release, with its expected location and official source."""
     return MissingDataError(
         f"{title}: {what} not under {data_dir}; expected {expected}. {origin}; nothing is "
-        f"downloaded. Then run `lit-probattn data prepare {command} --data_dir {data_dir}`"
-        f"{otherwise}"
+        f"downloaded. Then run `lit-probattn data prepare {command} --data_dir "
+        f"{shlex.quote(str(data_dir))}`{otherwise}"
     )
 
 
