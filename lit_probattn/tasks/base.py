@@ -438,9 +438,8 @@ class Task(pl.LightningModule):
         check_schedule(self.schedule, total_steps=length, warmup_steps=warmup)
         if warmup != self.warmup_steps:
             self.print_line(
-                f"warm-up scaled: warmup_steps {self.warmup_steps} exceeds max_steps "
-                f"{max_steps}, so the warm-up has {warmup} steps and the schedule ends with the "
-                f"run"
+                f"warm-up scaled: warmup_steps {self.warmup_steps} is not below max_steps "
+                f"{max_steps}; the schedule ends with the run, warm-up steps: {warmup}"
             )
         elif 0 < max_steps <= warmup:
             self.print_line(
