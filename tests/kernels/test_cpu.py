@@ -115,56 +115,6 @@ def in_c(query, key, value, masks, dropout, **terms):
     return by_tiles(call, Scores(query, key, **terms))
 
 
-def mixture(attention, threads, dtype=torch.float64, length=41):
-    """Return output and gradients of a mixture with every kind of term."""
-    generator = torch.Generator().manual_seed(1)
-
-    def draw(*shape):
-        drawn = torch.randn(*shape, generator=generator, dtype=torch.float64)
-        return drawn.to(dtype).requires_grad_()
-
-    batch, heads, n, size, k = 2, 3, 37, 5, 3
-    query, key, value = (
-        draw(batch, heads, n, size),
-        draw(batch, heads, 1, length, size),
-        draw(batch, heads, length, 7),
-    )
-    coef, row, col = draw(heads, k), draw(batch, heads, n, k), draw(batch, heads, k, length)
-    bias = draw(1, heads, n, length)
-    seen = torch.rand(batch, length, generator=generator) > 0.3
-    masks = Masks(n, length, key_mask=seen, is_causal=True, bias=bias)
-    dropout = AttentionDropout(0.3, KEY)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        out = attention(query, key, value, masks, dropout, coef=coef, row=row, col=col)
-        leaves = (query, key, value, coef, row, col, bias)
-        return [out, *torch.autograd.grad(out.sin().sum(), leaves)]
-    finally:
-        torch.set_num_threads(before)
-
-
-@needs_library
-@pytest.mark.parametrize(("threads", "length"), [(1, 41), (2, 41), (3, 41), (7, 41), (4, 150)])
-def test_any_number_of_threads_agrees_with_the_equation(threads, length, nan_filled_empties):
-    """With 150 keys, threads share the gradients of queries."""
-    for found, expected in zip(
-        mixture(in_c, threads, length=length),
-        mixture(by_the_equation, 1, length=length),
-        strict=True,
-    ):
-        assert (found - expected).abs().max() < 1e-13
-
-
-@needs_library
-@pytest.mark.parametrize("threads", [1, 4])
-def test_what_rounding_leaves_over_is_taken_out_of_the_gradients_of_row_terms(threads):
-    """All components of a row sum to zero: norms of queries multiply what is left."""
-    row = mixture(in_c, threads, torch.float32, length=150)[5].double()
-    assert row.abs().mean() > 0.01
-    assert row.sum(-1).abs().mean() < 2e-8
-
-
 @needs_library
 @pytest.mark.parametrize("threads", [3, 4, 6])
 def test_rows_that_threads_do_not_divide_are_computed_too(threads, nan_filled_empties):
@@ -207,61 +157,6 @@ def test_a_bias_is_read_by_all_of_its_strides(gradient):
             found.append((out.detach(), *grads))
         for one, other in zip(*found, strict=True):
             assert (one - other).abs().max() < 1e-13, name
-
-
-def by_the_equation(query, key, value, masks, dropout, *, row, col, coef=None):
-    """Return what `in_c` does for a shared map, by its equation and autograd."""
-    t = query[:, :, None] @ key.mT
-    if coef is not None:
-        t = t * coef[:, :, None, None]
-    t = t + row.mT[..., None] + col[:, :, :, None]
-    if masks.bias is not None:
-        t = t + masks.bias[:, :, None]
-    allowed = masks.allowed(masks.all_rows, range(masks.num_keys), CPU)
-    t = t.masked_fill(~allowed[:, :, None], float("-inf"))
-    top = t.detach().amax((2, 4), keepdim=True)
-    mass = (t - top.masked_fill(top == float("-inf"), 0.0)).exp().sum(2)
-    total = mass.sum(-1, keepdim=True)
-    weights = mass / (total + (total == 0))
-    if dropout is not None:
-        keep = dropout.keep(*weights.shape[:2], masks.all_rows, range(masks.num_keys), CPU)
-        weights = weights * keep * dropout.scale
-    return weights @ value
-
-
-def shifted(attention, dtype, row_spread, col_spread, hidden=0.0):
-    """Return output and gradients where three components share a map and differ by terms only."""
-    generator = torch.Generator().manual_seed(2)
-
-    def draw(*shape, factor=1.0):
-        drawn = factor * torch.randn(*shape, generator=generator, dtype=torch.float64)
-        return drawn.to(torch.float32).to(dtype).requires_grad_()
-
-    heads, n, length, k = 3, 37, 70, 3
-    query, key, value = (draw(2, heads, *shape) for shape in ((n, 5), (1, length, 5), (length, 7)))
-    row = draw(2, heads, n, k, factor=row_spread)
-    col = draw(2, heads, k, length, factor=col_spread)
-    with torch.no_grad():
-        col[:, :, 1, ::3] = float("-inf")  # a component that these keys do not have
-        col[0, :, :, 5] = float("-inf")  # a key that has none
-        col[1, :, :, : int(hidden * length)] = float("-inf")
-    masks = Masks(n, length, is_causal=True)
-    out = attention(query, key, value, masks, None, row=row, col=col)
-    return [out, *torch.autograd.grad(out.sin().sum(), (query, key, value, row, col))]
-
-
-@needs_library
-@pytest.mark.parametrize(("row_spread", "col_spread"), [(1, 1), (1, 60), (60, 1), (9, 9), (60, 60)])
-def test_components_that_share_a_map_may_be_far_apart(row_spread, col_spread):
-    for hidden in (0.0, 1.0):
-        spreads = row_spread, col_spread, hidden
-        exact = shifted(by_the_equation, torch.float64, *spreads)
-        for dtype, largest in ((torch.float64, 1e-12), (torch.float32, 2e-5)):
-            found = shifted(in_c, dtype, *spreads)
-            for part, expected in zip(found, exact, strict=True):
-                assert part.isfinite().all()
-                error = (part.double() - expected).abs().max()
-                assert error <= largest * expected.abs().max().clamp_min(1.0), dtype
 
 
 @needs_library

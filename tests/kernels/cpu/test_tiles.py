@@ -74,11 +74,13 @@ def equation(call, masks, dropout, key):
     allowed = masks.allowed(range(rows), range(cols), CPU)
     if allowed is not None:
         parts = parts.masked_fill(~allowed[:, :, None], float("-inf"))
+    none = (parts == float("-inf")).all(2)
+    parts = parts.masked_fill(none[:, :, None], 0.0)
     hard = KINDS[call.kind] == "hard"
     scores = first_maximum(parts.unbind(2)) if hard else parts.logsumexp(2)
+    scores = scores.masked_fill(none, float("-inf"))
     top = scores.detach().amax(-1, keepdim=True)
     mass = (scores - top.masked_fill(top == float("-inf"), 0.0)).exp()
-    mass = torch.where(top == float("-inf"), 0.0, mass)
     weights = mass / mass.sum(-1, keepdim=True).clamp_min(1e-30)
     if dropout is not None:
         weights = weights * dropout.keep(BATCH, heads, range(rows), range(cols), CPU)
@@ -87,8 +89,13 @@ def equation(call, masks, dropout, key):
     return out if call.query_mask is None else out * call.query_mask[:, None, :, None]
 
 
-def made(form, rows, cols, seed, dtype, **options):
-    """Return inputs of a form, its masks, and dropout."""
+SIZES = {"heads": 2, "groups": 1, "size": 5, "wide": 7, "many": 2, "units": 5, "first_row": 0}
+SWITCHES = ("shared", "coef", "terms", "noise", "pairs", "dropped", "causal", "unneeded")
+
+
+def made(form, rows, cols, seed, dtype, **given):
+    """Return inputs of a form, its masks, and dropout; `padded` is None, "some" or "all"."""
+    options = {**SIZES, **dict.fromkeys(SWITCHES, False), "padded": None, **given}
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape):
@@ -114,9 +121,8 @@ def made(form, rows, cols, seed, dtype, **options):
         fields["row"] = draw(BATCH, heads, rows, many) if options["terms"] else none
         fields["col"] = draw(BATCH, groups, many, cols) if options["terms"] else none
     elif "layers" in form:
-        units = options.get("units", 5)
-        fields |= {"first": draw(units, many), "first_bias": draw(units)}
-        fields["second"] = draw(heads, units)
+        fields["first"], fields["first_bias"] = draw(options["units"], many), draw(options["units"])
+        fields["second"] = draw(heads, options["units"])
     else:
         fields["first"] = draw(heads, many)
     if options["noise"] and common and dtype == torch.float32:
@@ -132,7 +138,7 @@ def made(form, rows, cols, seed, dtype, **options):
         fields["key_mask"][1, cols // 3 :] = False
         if options["padded"] == "all":
             fields["key_mask"][0] = False
-    if options.get("unneeded"):
+    if options["unneeded"]:
         fields["query_mask"] = torch.rand(BATCH, rows, generator=generator) < 0.7
         fields["query_mask"][1, rows // 4 :] = False
     dropout = AttentionDropout(0.3, KEY) if options["dropped"] else none
@@ -140,7 +146,7 @@ def made(form, rows, cols, seed, dtype, **options):
         fields["draw"] = philox_words(KEY, STREAM_DROPOUT, BATCH, CPU)
         fields["threshold"] = dropout.threshold
     fields |= {"is_causal": options["causal"], "scale": 0.7}
-    fields["first_row"] = options.get("first_row", 0)
+    fields["first_row"] = options["first_row"]
     fields |= {"degree": 2 + 2 * (seed % 3), "unit_noise": bool(fields["unit_noise"])}
     fields["threshold"] = fields["threshold"] or 0
     call = Inputs(**fields)
@@ -192,19 +198,7 @@ OPTIONS = st.fixed_dictionaries(
         "wide": st.sampled_from([1, 7, 16, 48, 129]),
         "many": st.sampled_from([1, 2, 3]),
         "padded": st.sampled_from([None, "some", "all"]),
-        **{
-            name: st.booleans()
-            for name in (
-                "shared",
-                "coef",
-                "terms",
-                "noise",
-                "pairs",
-                "dropped",
-                "causal",
-                "unneeded",
-            )
-        },
+        **{name: st.booleans() for name in SWITCHES},
     }
 )
 
@@ -231,13 +225,13 @@ def test_double_precision_is_exact(form, rows, cols, seed, options):
         assert not grad.transpose(1, 2)[~call.key_mask].any()  # exactly zero
 
 
-SIZES = [5, 32, 130]
+WIDTHS = [5, 32, 130]
 
 
 @pytest.mark.parametrize(
     ("form", "size"),
     mostly_slow(
-        itertools.product(FORMS, SIZES), [(form, SIZES[i % 3]) for i, form in enumerate(FORMS)]
+        itertools.product(FORMS, WIDTHS), [(form, WIDTHS[i % 3]) for i, form in enumerate(FORMS)]
     ),
 )
 def test_single_precision_error_is_within_twice_eager(form, size):
@@ -246,9 +240,8 @@ def test_single_precision_error_is_within_twice_eager(form, size):
     Over several inputs: of one, errors of both are single draws. The rule is that of the other
     backends (`tests/attention/test_parity.py`).
     """
-    options = dict.fromkeys(("shared", "noise", "pairs"), False)
-    options |= {"heads": 2, "groups": 1, "size": size, "wide": 16, "padded": "some"}
-    options |= {"coef": True, "terms": True, "dropped": True}
+    options = {"size": size, "wide": 16, "padded": "some"}
+    options |= dict.fromkeys(("coef", "terms", "dropped"), True)
     check_beside_eager(
         made(form, 49 + seed % 3 * 25, 140, seed, torch.float32, **options, **kind)
         for seed in range(6)
@@ -270,15 +263,11 @@ def check_beside_eager(calls):
 @pytest.mark.parametrize("form", FORMS)
 def test_forms_of_the_papers_are_within_twice_eager(form):
     """Those that are compiled by themselves: two components or maps, eight units and heads."""
-    options = dict.fromkeys(("coef", "pairs", "causal"), False)
-    options |= {"heads": 8, "groups": 2, "size": 32, "wide": 32, "padded": "some", "noise": True}
-    options |= {"many": 2, "units": 8}
+    options = {"heads": 8, "groups": 2, "size": 32, "wide": 32, "units": 8, "padded": "some"}
     calls = []
     for seed in range(6):
         kind = {"terms": seed % 2 == 0, "shared": seed % 2 == 0, "dropped": seed % 3 == 0}
-        if form in ("soft", "hard") and seed == 7:
-            kind["many"] = 1
-        calls.append(made(form, 61, 140, seed, torch.float32, **(options | kind)))
+        calls.append(made(form, 61, 140, seed, torch.float32, noise=True, **options, **kind))
     check_beside_eager(calls)
 
 
@@ -286,9 +275,7 @@ def test_forms_of_the_papers_are_within_twice_eager(form):
 @pytest.mark.parametrize("form", ["sum", "layers", "layers of noisy maps", "one layer"])
 def test_noise_of_a_continued_sequence_is_that_of_its_positions(form, first_row):
     """Of queries that follow `first_row` others, in the output and in every gradient."""
-    options = dict.fromkeys(("shared", "coef", "terms", "pairs", "dropped"), False)
-    options |= {"heads": 4, "groups": 2, "size": 5, "wide": 7, "many": 2, "padded": None}
-    options |= {"noise": True, "causal": True, "first_row": first_row}
+    options = {"heads": 4, "groups": 2, "noise": True, "causal": True, "first_row": first_row}
     call, masks, dropout = made(form, 61, 140, 0, torch.float32, **options)
     assert call.noise is not None
     for error, _, size in compared(call, masks, dropout):
@@ -306,8 +293,7 @@ def test_heads_in_bfloat16_are_at_most_as_wrong_as_plain_code(form):
         options = {"heads": 4, "groups": choose([1, 2, 4]), "many": choose([1, 2, 3])}
         options |= {"size": choose([5, 32, 33, 130, 259]), "wide": choose([7, 32, 49, 129])}
         options["padded"] = choose([None, "some", "all"])
-        names = ("shared", "coef", "terms", "noise", "pairs", "dropped", "causal")
-        options |= {name: choose([True, False]) for name in names}
+        options |= {name: choose([True, False]) for name in SWITCHES[:-1]}
         rows, cols = choose([49, 61, 97]), choose([127, 129, 140, 260])
         call, masks, dropout = made(form, rows, cols, seed, torch.float32, **options)
         call = call._replace(scale=options["size"] ** -0.5)
@@ -326,9 +312,7 @@ def test_heads_in_bfloat16_are_at_most_as_wrong_as_plain_code(form):
 
 
 def test_dtypes_that_do_not_go_together_are_refused():
-    options = dict.fromkeys(("noise", "pairs", "padded", "shared", "causal", "dropped"), False)
-    options |= {"heads": 2, "groups": 1, "size": 5, "wide": 7, "many": 2}
-    call, *_ = made("soft", 3, 4, 0, torch.float32, coef=True, terms=True, **options)
+    call, *_ = made("soft", 3, 4, 0, torch.float32, coef=True, terms=True)
     with pytest.raises(TypeError, match=r"expected coef in torch\.float32, received"):
         attend(call._replace(coef=call.coef.to(torch.bfloat16)))
 
@@ -343,11 +327,8 @@ def results(call):
 @pytest.mark.parametrize("many", [2, 3])  # the first with unrolled loops
 @pytest.mark.parametrize("terms", [False, True])
 def test_nan_of_any_component_stays_nan_in_a_maximum(many, terms):
-    options = dict.fromkeys(("shared", "coef", "noise", "pairs", "padded", "dropped"), False)
-    options |= {"heads": 2, "groups": 2, "many": many, "size": 5, "wide": 7, "terms": terms}
-    options["causal"] = False
     for component in range(many):
-        call, *_ = made("hard", 49, 140, 0, torch.float32, **options)
+        call, *_ = made("hard", 49, 140, 0, torch.float32, groups=2, many=many, terms=terms)
         with torch.no_grad():
             call.key[:, :, component, 50, 0] = float("nan")
         out, *grads = results(call)
@@ -355,15 +336,13 @@ def test_nan_of_any_component_stays_nan_in_a_maximum(many, terms):
         assert all(grad.isnan().any() for grad in grads)
 
 
-SIZES_OF_LAYERS = [(2, 8, 8), (3, 5, 4)]  # the first with unrolled loops
+# The first with unrolled loops.
+SIZES_OF_LAYERS = [{"units": 8, "heads": 8}, {"many": 3, "heads": 4}]
 
 
 @pytest.mark.parametrize("sizes", SIZES_OF_LAYERS)
 def test_nan_of_a_map_stays_nan_after_the_first_layer(sizes):
-    many, units, heads = sizes
-    options = dict.fromkeys(("shared", "terms", "coef", "noise", "pairs", "padded", "dropped"))
-    options |= {"heads": heads, "groups": 1, "many": many, "size": 5, "wide": 7, "units": units}
-    call, *_ = made("layers", 49, 140, 0, torch.float32, **options, causal=False)
+    call, *_ = made("layers", 49, 140, 0, torch.float32, **sizes)
     with torch.no_grad():
         call.key[:, :, 0, 50, 0] = float("nan")
     out, *grads = results(call)
@@ -374,10 +353,7 @@ def test_nan_of_a_map_stays_nan_after_the_first_layer(sizes):
 @pytest.mark.parametrize("sizes", SIZES_OF_LAYERS)
 def test_a_unit_that_is_exactly_zero_has_no_gradient(sizes):
     """Like torch's ReLU: units of zero weights."""
-    many, units, heads = sizes
-    options = dict.fromkeys(("shared", "terms", "coef", "noise", "pairs", "padded", "dropped"))
-    options |= {"heads": heads, "groups": 1, "many": many, "size": 5, "wide": 7, "units": units}
-    call, *_ = made("layers", 5, 9, 3, torch.float32, **options, causal=False)
+    call, *_ = made("layers", 5, 9, 3, torch.float32, **sizes)
     with torch.no_grad():
         call.first[0], call.first_bias[0] = 0.0, 0.0
     out = attend(call)
@@ -390,9 +366,7 @@ def test_a_unit_that_is_exactly_zero_has_no_gradient(sizes):
 @pytest.mark.parametrize("form", FORMS)
 def test_queries_that_are_not_needed_have_no_effect(form):
     """They are NaN. Tiles of them are skipped: a product would spread NaN to keys and values."""
-    options = dict.fromkeys(("shared", "coef", "noise", "padded", "pairs", "causal"), False)
-    options |= {"heads": 2, "groups": 1, "size": 5, "wide": 7, "many": 2, "terms": True}
-    call, *_ = made(form, 3 * TALL, 140, 0, torch.float32, **options, dropped=True)
+    call, *_ = made(form, 3 * TALL, 140, 0, torch.float32, terms=True, dropped=True)
     needed = torch.arange(3 * TALL).expand(BATCH, -1) // TALL == torch.tensor([[0], [2]])
 
     def hiding(needed):
@@ -409,52 +383,78 @@ def test_queries_that_are_not_needed_have_no_effect(form):
     assert (out.isfinite() & ((out != 0) == needed[:, None, :, None])).all()
 
 
-@pytest.mark.parametrize("threads", mostly_slow([2, 3, 5], [3]))
-def test_threads_cut_the_keys_of_one_owner(threads):
-    options = dict.fromkeys(("coef", "noise", "pairs"), False)
-    options |= {"heads": 2, "groups": 1, "size": 5, "wide": 7, "many": 2, "padded": "some"}
-    options |= dict.fromkeys(("shared", "terms", "dropped", "causal"), True)
-    call, masks, dropout = made("soft", 100, 1100, 0, torch.float64, **options)
+@pytest.fixture
+def threads():
+    """A function that sets their number for a test."""
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        for error, _, size in compared(call, masks, dropout):
-            assert error <= 1e-13 * (1.0 + size)
-    finally:
-        torch.set_num_threads(before)
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_key_heads_and_value_heads_that_do_not_nest(threads):
+# Few keys; keys that threads share, of one owner; more.
+LENGTHS = [*((count, 37, 41) for count in (1, 2, 3, 7)), (4, 37, 150)]
+LONG = [(count, 100, 1100) for count in (2, 3, 5)]
+
+
+@pytest.mark.parametrize(
+    ("count", "rows", "cols"), mostly_slow([*LENGTHS, *LONG], [*LENGTHS, LONG[1]])
+)
+def test_any_number_of_threads_agrees_with_the_equation(
+    count, rows, cols, threads, nan_filled_empties
+):
+    """Where every kind of term and mask is; with 150 keys, threads share gradients of queries."""
+    options = dict.fromkeys(("shared", "terms", "dropped", "causal"), True)
+    options |= (
+        {"heads": 3, "groups": 3, "many": 3, "coef": True, "pairs": True} if rows < 100 else {}
+    )
+    call, masks, dropout = made("soft", rows, cols, 0, torch.float64, padded="some", **options)
+    threads(count)
+    for error, _, size in compared(call, masks, dropout):
+        assert error <= 1e-13 * (1.0 + size)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_key_heads_and_value_heads_that_do_not_nest(count, threads):
     """Of six heads, each key head has three and each value head has two."""
-    options = dict.fromkeys(("coef", "noise", "pairs", "padded", "shared", "dropped"), False)
-    options |= {
-        "causal": False,
-        "heads": 6,
-        "groups": 2,
-        "size": 5,
-        "wide": 7,
-        "many": 2,
-        "terms": True,
-    }
-    call, masks, dropout = made("soft", 20, 140, 0, torch.float64, **options)
+    call, masks, dropout = made("soft", 20, 140, 0, torch.float64, heads=6, groups=2, terms=True)
     value = torch.randn(BATCH, 3, 140, 7, dtype=torch.float64, requires_grad=True)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        for error, _, size in compared(call._replace(value=value), masks, dropout):
-            assert error <= 1e-13 * (1.0 + size)
-    finally:
-        torch.set_num_threads(before)
+    threads(count)
+    for error, _, size in compared(call._replace(value=value), masks, dropout):
+        assert error <= 1e-13 * (1.0 + size)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_what_rounding_leaves_over_is_taken_out_of_the_gradients_of_row_terms(count, threads):
+    """All components of a row sum to zero: norms of queries multiply what is left."""
+    options = {"heads": 3, "groups": 3, "many": 3, "padded": "some"}
+    options |= dict.fromkeys(("shared", "coef", "terms", "pairs", "dropped", "causal"), True)
+    call, *_ = made("soft", 37, 150, 1, torch.float32, **options)
+    threads(count)
+    row = torch.autograd.grad(attend(call).sin().sum(), call.row)[0].double()
+    assert row.abs().mean() > 0.01
+    assert row.sum(-1).abs().mean() < 2e-8
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize(("row_spread", "col_spread"), [(1, 1), (1, 60), (60, 1), (9, 9), (60, 60)])
+def test_components_that_share_a_map_may_be_far_apart(row_spread, col_spread, hidden):
+    """Some keys lack a component, one has none; all keys of the second sample may have none."""
+    options = {"heads": 3, "groups": 3, "many": 3, "shared": True, "terms": True, "causal": True}
+    for dtype, largest in ((torch.float64, 1e-12), (torch.float32, 2e-5)):
+        call, masks, _ = made("soft", 37, 70, 2, dtype, **options)
+        with torch.no_grad():
+            call.row.mul_(row_spread), call.col.mul_(col_spread)
+            call.col[:, :, 1, ::3] = call.col[0, :, :, 5] = -math.inf
+            call.col[1, :, :, : 70 * hidden] = -math.inf
+        for error, _, size in compared(call, masks, None):
+            assert error <= largest * max(1.0, size)
 
 
 def test_more_components_than_tiles_hold_are_refused():
-    options = dict.fromkeys(("coef", "noise", "pairs", "padded", "shared", "causal"), False)
-    options |= {"heads": 2, "groups": 1, "size": 5, "wide": 7, "many": 17}
-    call, *_ = made("soft", 3, 4, 0, torch.float64, terms=True, dropped=False, **options)
+    call, *_ = made("soft", 3, 4, 0, torch.float64, terms=True, many=17)
     with pytest.raises(NotImplementedError, match=r"at most 16 components.*received 17"):
         attend(call)
-    call, *_ = made("layers", 3, 4, 0, torch.float64, terms=True, dropped=False, **options)
+    call, *_ = made("layers", 3, 4, 0, torch.float64, many=17)
     call = call._replace(heads=18, second=torch.zeros(18, 5, dtype=torch.float64))
     with pytest.raises(NotImplementedError, match="heads with layers, received 18"):
         attend(call)
