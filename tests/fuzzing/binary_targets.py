@@ -6,11 +6,10 @@ Parquet pages have none: there an edit may change a value, and only the form of 
 
 from __future__ import annotations
 
-import functools
 import io
 import tarfile
+import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from lit_probattn.base.errors import DataError
 from lit_probattn.training.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
 from tests.datamodules.lra.files import cifar_batch, pathfinder_picture, python2_pickle
 from tests.fuzzing.mutations import Edit, apply, edits
-from tests.fuzzing.targets import Target, one_line
+from tests.fuzzing.targets import Target, one_line, reader
 
 
 def _silent(_: int) -> None:
@@ -63,36 +62,38 @@ def check_cache(changes: list[Edit], folder: Path) -> str:
     return "accepted"
 
 
+CACHE = Target(
+    "cache",
+    edits([b"null", b"[]", b"{}", b"-1", b'"', b"1e999", b"\x93NUMPY"]),
+    check_cache,
+)
 _WEIGHTS = {"w": torch.arange(60.0).reshape(5, 12), "b": torch.ones(3, dtype=torch.int64)}
 
 
-@functools.cache
 def _checkpoint() -> bytes:
-    import tempfile
-
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "step-00000003.ckpt"
         save_checkpoint({"global_step": 3, "state_dict": _WEIGHTS, "note": "x"}, path)
         return path.read_bytes()
 
 
-def check_checkpoint_file(changes: list[Edit], folder: Path) -> str:
-    """Weights are those that were saved, and the error names the file."""
-    path = folder / "step-00000003.ckpt"
-    path.write_bytes(apply(_checkpoint(), changes))
-    try:
-        loaded = load_checkpoint(path)
-    except CheckpointError as error:
-        return one_line(error, path)
+@reader(
+    "checkpoint",
+    "step-00000003.ckpt",
+    _checkpoint(),
+    [b"PK\x03\x04", b"PK\x05\x06", b"\x00\x00"],
+    load_checkpoint,
+    refuses=CheckpointError,
+)
+def checkpoint(_: Path, loaded: dict[str, Any]) -> None:
+    """Weights are those that were saved."""
     assert loaded["global_step"] == 3
     assert all(torch.equal(loaded["state_dict"][name], w) for name, w in _WEIGHTS.items())
-    return "accepted"
 
 
 # ---- pictures -------------------------------------------------------------------------------
 
 
-@functools.cache
 def _picture(kind: str) -> bytes:
     stream = io.BytesIO()
     mode = "L" if kind == "PNG" else "RGB"
@@ -100,51 +101,47 @@ def _picture(kind: str) -> bytes:
     return stream.getvalue()
 
 
-def check_png(changes: list[Edit], folder: Path) -> str:
-    """Pathfinder's pictures have checksums: pixels are the original's."""
-    path = folder / "sample_0.png"
-    path.write_bytes(apply(_picture("PNG"), changes))
-    try:
-        found = list(images([Entry("0.npy:1", path, 1)], 32, _silent))
-    except DataError as error:
-        return one_line(error, path)
-    if not found:
-        assert path.stat().st_size == 0
-        return "skipped"
-    np.testing.assert_array_equal(found[0][0], pathfinder_picture(32, 1, 5))
-    return "accepted"
+@reader(
+    "png",
+    "sample_0.png",
+    _picture("PNG"),
+    [b"IDAT", b"IEND", b"\x00\x00\x00\x0d", b"tRNS", b"PLTE"],
+    lambda path: list(images([Entry("0.npy:1", path, 1)], 32, _silent)),
+)
+def png(path: Path, found: list[Any]) -> None:
+    """Pathfinder's pictures have checksums: pixels are the original's; empty files are skipped."""
+    assert len(found) == (path.stat().st_size > 0)
+    for picture in found:
+        np.testing.assert_array_equal(picture[0], pathfinder_picture(32, 1, 5))
 
 
-def check_jpeg(changes: list[Edit], folder: Path) -> str:
-    """A picture in RGB, or an error that names the file."""
-    path = folder / "n01_0.JPEG"
-    path.write_bytes(apply(_picture("JPEG"), changes))
-    try:
-        picture = open_image(path)
-    except DataError as error:
-        return one_line(error, path)
+@reader(
+    "jpeg",
+    "n01_0.JPEG",
+    _picture("JPEG"),
+    [b"\xff\xd8", b"\xff\xd9", b"\xff\xda", b"\xff\xc0", b"\xff\xdb"],
+    open_image,
+)
+def jpeg(_: Path, picture: PilImage.Image) -> None:
+    """A picture in RGB."""
     assert picture.mode == "RGB"
     assert np.asarray(picture).shape == (picture.height, picture.width, 3)
-    return "accepted"
 
 
-@functools.cache
-def _pickle() -> bytes:
-    return python2_pickle(cifar_batch(2, 1))
-
-
-def check_cifar(changes: list[Edit], folder: Path) -> str:
-    """Pictures and labels of the right form, or an error; no code runs."""
-    content = apply(_pickle(), changes)
-    try:
-        data, labels = cifar._parse("test_batch", content)
-    except DataError as error:
-        return one_line(error)
+@reader(
+    "cifar",
+    "test_batch",
+    python2_pickle(cifar_batch(2, 1)),
+    [b"cos\nsystem\n", b"R", b".", b"\x80\x04", b"\x8e", b"O"],
+    lambda path: cifar._parse(str(path), path.read_bytes()),
+)
+def cifar_file(_: Path, found: tuple[Any, Any]) -> None:
+    """Pictures and labels of the right form; no code runs."""
+    data, labels = found
     assert data.dtype == np.uint8
     assert data.shape[1:] == (3, 32, 32)
     assert len(data) == len(labels) > 0
     assert labels.max() < 10
-    return "accepted"
 
 
 # ---- archives -------------------------------------------------------------------------------
@@ -157,7 +154,6 @@ _REVIEWS = {
 }
 
 
-@functools.cache
 def _archive(kind: str) -> bytes:
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode=f"w:{kind}") as archive:
@@ -168,30 +164,28 @@ def _archive(kind: str) -> bytes:
     return stream.getvalue()
 
 
-def _check_reviews(kind: str) -> Callable[[list[Edit], Path], str]:
-    def check(changes: list[Edit], folder: Path) -> str:
-        """Reviews are those of the archive."""
-        path = folder / f"aclImdb_v1.tar.{kind}"
-        path.write_bytes(apply(_archive(kind), changes))
-        try:
-            reviews = imdb.read_archive(path, _silent)
-        except DataError as error:
-            return one_line(error, path)
-        found = {
-            f"aclImdb/{split}/{imdb.CLASSES[target]}/{name}": text
-            for split, entries in reviews.items()
-            for target, name, text in entries
-        }
-        assert found == _REVIEWS
-        return "accepted"
-
-    return check
+def _check_reviews(_: Path, reviews: dict[str, list[Any]]) -> None:
+    """Reviews are those of the archive."""
+    found = {
+        f"aclImdb/{split}/{imdb.CLASSES[target]}/{name}": text
+        for split, entries in reviews.items()
+        for target, name, text in entries
+    }
+    assert found == _REVIEWS
 
 
+def _reviews(kind: str) -> Target:
+    def read(path: Path) -> Any:
+        return imdb.read_archive(path, _silent)
+
+    name, words = f"tar.{kind}", [b"\x00\x00\x00\x00", b"\xff\xff\xff\xff"]
+    return reader(name, f"aclImdb_v1.{name}", _archive(kind), words, read)(_check_reviews)
+
+
+GZ, XZ, BZ2 = (_reviews(kind) for kind in ("gz", "xz", "bz2"))
 _TEXT = "".join(f" word{i} and <unk> \n" for i in range(40))
 
 
-@functools.cache
 def zip_content() -> bytes:
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -204,54 +198,37 @@ def _text(source: TextSource) -> str:
     return "".join(block.text for block in source.blocks())
 
 
-def check_zip(changes: list[Edit], folder: Path) -> str:
+def _texts(path: Path) -> dict[str, tuple[type, str]]:
+    found = find_release(path.parent, "wikitext-103")
+    return {name: (type(source), _text(source)) for name, source in found.items()}
+
+
+@reader(
+    "zip",
+    "wikitext-103-v1.zip",
+    zip_content(),
+    [b"PK\x01\x02", b"PK\x03\x04", b"PK\x05\x06"],
+    _texts,
+)
+def zipped(_: Path, texts: dict[str, tuple[type, str]]) -> None:
     """Texts are those of the archive."""
-    path = folder / "wikitext-103-v1.zip"
-    path.write_bytes(apply(zip_content(), changes))
-    try:
-        found = find_release(folder, "wikitext-103")
-        texts = {name: _text(source) for name, source in found.items()}
-    except DataError as error:
-        return one_line(error, path)
     expected = {"train": "train", "val": "valid", "test": "test"}
-    assert texts == {name: f"{word}\n{_TEXT}" for name, word in expected.items()}
-    assert all(isinstance(source, PlainText) for source in found.values())
-    return "accepted"
+    assert texts == {n: (PlainText, f"{word}\n{_TEXT}") for n, word in expected.items()}
 
 
-@functools.cache
 def parquet_content() -> bytes:
     stream = io.BytesIO()
     pq.write_table(pa.table({"text": _TEXT.splitlines(keepends=True)}), stream, row_group_size=16)
     return stream.getvalue()
 
 
-def check_parquet(changes: list[Edit], folder: Path) -> str:
-    """Lines of text, or an error that names the file."""
-    path = folder / "train-00000-of-00001.parquet"
-    path.write_bytes(apply(parquet_content(), changes))
-    try:
-        text = _text(ParquetText((path,)))
-    except DataError as error:
-        return one_line(error, path)
+@reader(
+    "parquet",
+    "train-00000-of-00001.parquet",
+    parquet_content(),
+    [b"PAR1", b"\x15\x00", b"\x00\x00\x00"],
+    lambda path: _text(ParquetText((path,))),
+)
+def parquet(_: Path, text: str) -> None:
+    """Lines of text."""
     assert isinstance(text, str)
-    return "accepted"
-
-
-def targets() -> Iterator[Target]:
-    """All of them."""
-
-    def target(name: str, check: Any, *words: bytes) -> Target:
-        return Target(name, edits(words or [b"\x00\x00\x00\x00", b"\xff\xff\xff\xff"]), check)
-
-    yield target("cache", check_cache, b"null", b"[]", b"{}", b"-1", b'"', b"1e999", b"\x93NUMPY")
-    yield target("checkpoint", check_checkpoint_file, b"PK\x03\x04", b"PK\x05\x06", b"\x00\x00")
-    yield target("png", check_png, b"IDAT", b"IEND", b"\x00\x00\x00\x0d", b"tRNS", b"PLTE")
-    yield target(
-        "jpeg", check_jpeg, b"\xff\xd8", b"\xff\xd9", b"\xff\xda", b"\xff\xc0", b"\xff\xdb"
-    )
-    yield target("cifar", check_cifar, b"cos\nsystem\n", b"R", b".", b"\x80\x04", b"\x8e", b"O")
-    for kind in ("gz", "xz", "bz2"):
-        yield target(f"tar.{kind}", _check_reviews(kind))
-    yield target("zip", check_zip, b"PK\x01\x02", b"PK\x03\x04", b"PK\x05\x06")
-    yield target("parquet", check_parquet, b"PAR1", b"\x15\x00", b"\x00\x00\x00")

@@ -7,7 +7,6 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +105,7 @@ def _answer(folder: Path, cls: str, more: list[str]) -> str:
     return "refused" if status else "accepted"
 
 
-def targets() -> Iterator[Target]:
-    """Flags, files."""
-    pairs = st.lists(st.tuples(st.sampled_from(KEYS), VALUES), min_size=1, max_size=3)
-    inputs = st.tuples(st.sampled_from(CLASSES), pairs)
-    yield Target("flags", inputs, check_flags)
-    yield Target("configs", inputs, check_files)
+_PAIRS = st.lists(st.tuples(st.sampled_from(KEYS), VALUES), min_size=1, max_size=3)
+_INPUTS = st.tuples(st.sampled_from(CLASSES), _PAIRS)
+FLAGS = Target("flags", _INPUTS, check_flags)
+FILES = Target("configs", _INPUTS, check_files)

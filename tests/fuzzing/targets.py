@@ -7,7 +7,7 @@ import math
 import signal
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,9 @@ from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+
+from lit_probattn.base.errors import DataError
+from tests.fuzzing.mutations import Edit, apply, edits
 
 _PARTS = ("text_targets", "translation_targets", "binary_targets", "command_targets")
 # An example that takes longer than this hangs.
@@ -82,16 +85,53 @@ def bounded(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def one_line(error: Exception, path: Path | None = None) -> str:
+def one_line(error: Exception, path: Path) -> str:
     """`refused`, if the message is one line that says something, and names the file."""
     text = str(error)
-    assert path is None or str(path) in text, text
+    assert str(path) in text, text
     assert text, repr(error)
     assert "\n" not in text, text
     return "refused"
 
 
+def reader(
+    name: str,
+    file: str,
+    content: bytes,
+    words: Sequence[bytes],
+    read: Callable[[Path], Any],
+    refuses: type[Exception] = DataError,
+) -> Callable[[Callable[[Path, Any], None]], Target]:
+    """Make a target of a function that is called with a path and what was read from there.
+
+    Args:
+        name: of the target.
+        file: name of the file.
+        content: what a sound file holds.
+        words: inserted by some edits.
+        read: returns what a file holds.
+        refuses: the error of `read`, in one line that names the file.
+    """
+
+    def decorate(judge: Callable[[Path, Any], None]) -> Target:
+        def check(changes: list[Edit], folder: Path) -> str:
+            path = folder / file
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(apply(content, changes))
+            try:
+                found = read(path)
+            except refuses as error:
+                return one_line(error, path)
+            judge(path, found)
+            return "accepted"
+
+        return Target(name, edits(words), check)
+
+    return decorate
+
+
 def all_targets() -> dict[str, Target]:
     """Every target, by name."""
     parts = [importlib.import_module(f"tests.fuzzing.{name}") for name in _PARTS]
-    return {target.name: target for part in parts for target in part.targets()}
+    found = (value for part in parts for value in vars(part).values())
+    return {target.name: target for target in found if isinstance(target, Target)}

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hypothesis import strategies as st
 
 from datamodules.lra.aan import MAX_TEXT_BYTES, read_pairs
 from datamodules.lra.listops_generator import TOKENS
@@ -18,12 +16,10 @@ from datamodules.text.learn import learn_words
 from datamodules.text.source import PlainText
 from datamodules.text.token_files import read_words
 from datamodules.text.tokens import Tokens
-from lit_probattn.base.errors import DataError
 from tests.datamodules.lra.files import pair_lines
 from tests.datamodules.lra.test_listops_release import GOOD, HEADER, NESTED
 from tests.datamodules.series.test_ts_file import GOOD as GOOD_TS
-from tests.fuzzing.mutations import Edit, apply, edits
-from tests.fuzzing.targets import Target, one_line
+from tests.fuzzing.targets import reader
 from tests.support.listops import to_line
 
 
@@ -32,9 +28,6 @@ def _silent(_: int) -> None:
 
 
 # ---- ListOps --------------------------------------------------------------------------------
-
-_LISTOPS = (HEADER + GOOD + NESTED + GOOD).encode()
-_LISTOPS_WORDS = [token.encode() for token in TOKENS[1:]] + [b"( ", b" )", b"\t", b"\r\n"]
 
 
 def _value(words: list[str]) -> int:
@@ -59,14 +52,16 @@ def _value(words: list[str]) -> int:
     return operations[token]()
 
 
-def check_listops(changes: list[Edit], folder: Path) -> str:
+@reader(
+    "listops",
+    "basic_train.tsv",
+    (HEADER + GOOD + NESTED + GOOD).encode(),
+    [token.encode() for token in TOKENS[1:]] + [b"( ", b" )", b"\t", b"\r\n"],
+    lambda path: read_split(path, _silent),
+)
+def listops(path: Path, found: tuple[Any, Any]) -> None:
     """Accepted lines have their value, and hold the words of the file."""
-    path = folder / "basic_train.tsv"
-    path.write_bytes(apply(_LISTOPS, changes))
-    try:
-        tokens, targets = read_split(path, _silent)
-    except DataError as error:
-        return one_line(error)
+    tokens, targets = found
     lines = path.read_bytes().decode("utf-8-sig").rstrip("\n").split("\n")[1:]
     assert len(lines) == len(targets)
     for line, ids, target in zip(lines, tokens, targets, strict=True):
@@ -77,22 +72,20 @@ def check_listops(changes: list[Edit], folder: Path) -> str:
         assert _value(rest) == target == int(value)
         assert not rest
         to_line(ids.tobytes())
-    return "accepted"
 
 
 # ---- Retrieval ------------------------------------------------------------------------------
 
-_PAIRS = b"".join(pair_lines(4, 3))
 
-
-def check_pairs(changes: list[Edit], folder: Path) -> str:
+@reader(
+    "retrieval",
+    "new_aan_pairs.train.tsv",
+    b"".join(pair_lines(4, 3)),
+    [b"\t", b"0.0", b"1.0", b"\r\n", b"nan", b"1e0"],
+    lambda path: list(read_pairs(path, _silent)),
+)
+def retrieval(path: Path, pairs: list[Any]) -> None:
     """Accepted lines are their five columns."""
-    path = folder / "new_aan_pairs.train.tsv"
-    path.write_bytes(apply(_PAIRS, changes))
-    try:
-        pairs = list(read_pairs(path, _silent))
-    except DataError as error:
-        return one_line(error)
     content = path.read_bytes()
     lines = content.split(b"\n")[: content.count(b"\n") + (not content.endswith(b"\n"))]
     assert len(lines) == len(pairs)
@@ -103,24 +96,23 @@ def check_pairs(changes: list[Edit], folder: Path) -> str:
         ) in (0, 1)
         assert pair.target == float(label)
         assert pair.texts == tuple(text[:MAX_TEXT_BYTES] for text in texts)
-    return "accepted"
 
 
 # ---- `.ts` ----------------------------------------------------------------------------------
 
-_TS = (GOOD_TS + "1,2.5:3,-4:Up\n0:1e-3:Down\n").encode()
 _TS_WORDS = [b"@missing true\n", b"@equalLength true\n", b"?", b"NaN", b",", b":", b"1e39", b"inf"]
 _TS_WORDS += [b"@data\n", b"Up", b"#", b"\xef\xbb\xbf", b"\r\n", b"@dimensions 3\n", b"\xc2\x85"]
 
 
-def check_ts_file(changes: list[Edit], folder: Path) -> str:
+@reader(
+    "ts",
+    "Tiny_TRAIN.ts",
+    (GOOD_TS + "1,2.5:3,-4:Up\n0:1e-3:Down\n").encode(),
+    _TS_WORDS,
+    read_ts,
+)
+def ts(path: Path, found: Any) -> None:
     """Accepted series are the numbers of the file, and labels are spelled as in its header."""
-    path = folder / "Tiny_TRAIN.ts"
-    path.write_bytes(apply(_TS, changes))
-    try:
-        found = read_ts(path)
-    except DataError as error:
-        return one_line(error, path)
     text = path.read_bytes().decode().replace("\r\n", "\n").replace("\r", "\n").split("\n")
     start = next(i for i, line in enumerate(text) if line.strip().lower() == "@data")
     head = [line.split() for line in text[:start]]
@@ -136,7 +128,6 @@ def check_ts_file(changes: list[Edit], folder: Path) -> str:
         assert label in classes
         numbers = [[_number(v) for v in dimension.split(",")] for dimension in dimensions]
         np.testing.assert_array_equal(series, np.array(numbers, dtype=np.float32).T)
-    return "accepted"
 
 
 def _number(text: str) -> float:
@@ -150,72 +141,50 @@ _TEXT_WORDS = [b"<eos>", b"<unk>", b"\r\n", b"\r", b"\xc2\x85", b"\xe2\x80\xa8",
 _TEXT_WORDS += [b"\xef\xbb\xbf", b"\xff"]
 
 
-def check_tokens(changes: list[Edit], folder: Path) -> str:
+def _encoded(path: Path) -> tuple[Any, Any, int]:
+    text = "".join(block.text for block in PlainText((path,)).blocks())
+    words = learn_words([text])
+    return words, *words.encode(text)
+
+
+@reader("tokens", "wiki.train.tokens", _TEXT, _TEXT_WORDS, _encoded)
+def tokens(path: Path, found: tuple[Any, Any, int]) -> None:
     """Accepted text comes back from its ids, line by line."""
-    path = folder / "wiki.train.tokens"
-    path.write_bytes(apply(_TEXT, changes))
-    source = PlainText((path,))
-    try:
-        text = "".join(block.text for block in source.blocks())
-        words = learn_words([text])
-        ids, unknown = words.encode(text)
-    except DataError as error:
-        return one_line(error, path)
+    words, ids, unknown = found
     raw = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     lines = raw.split("\n")
     lines = lines[:-1] if lines[-1] == "" else lines
     expected = [word for line in lines for word in (*line.split(), "<eos>")]
     assert [words.words[i] for i in ids] == expected
     assert unknown == 0
-    return "accepted"
 
 
-def check_vocabulary(changes: list[Edit], folder: Path) -> str:
+_VOCABULARY = b"<eos>\n<unk>\nthe\ncat\n\xe6\x97\xa5\n"
+
+
+@reader("vocabulary", "vocabulary.txt", _VOCABULARY, _TEXT_WORDS, read_words)
+def vocabulary(path: Path, found: Any) -> None:
     """Accepted words are the lines of the file."""
-    path = folder / "vocabulary.txt"
-    path.write_bytes(apply(b"<eos>\n<unk>\nthe\ncat\n\xe6\x97\xa5\n", changes))
-    try:
-        found = read_words(path)
-    except DataError as error:
-        return one_line(error, path)
     raw = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     assert found.words == raw.removesuffix("\n").split("\n")
     assert len(set(found.words)) == len(found)
     assert Tokens.from_text(found.text).words == found.words
-    return "accepted"
 
 
 # ---- Pathfinder's lists ---------------------------------------------------------------------
 
-_LIST = b"imgs/0 sample_0.png 0 1 1.8 14\nimgs/0 sample_1.png 1 0 1.8 14\n"
 
-
-def check_list(changes: list[Edit], folder: Path) -> str:
+@reader(
+    "pathfinder",
+    "metadata/0.npy",
+    b"imgs/0 sample_0.png 0 1 1.8 14\nimgs/0 sample_1.png 1 0 1.8 14\n",
+    [b"../", b"/etc", b" 2 ", b"\x93NUMPY", b"\x00"],
+    lambda path: read_entries(path.parents[1], [path]),
+)
+def pathfinder(path: Path, entries: list[Any]) -> None:
     """Accepted lines name a picture inside the release and its label."""
-    path = folder / "metadata" / "0.npy"
-    path.parent.mkdir()
-    path.write_bytes(apply(_LIST, changes))
-    try:
-        entries = read_entries(folder, [path])
-    except DataError as error:
-        return one_line(error)
+    folder = path.parents[1]
     for entry in entries:
         assert entry.label in (0, 1)
         assert folder in entry.path.parents
         assert ".." not in entry.path.parts
-    return "accepted"
-
-
-def targets() -> Iterator[Target]:
-    """All of them."""
-
-    def target(name: str, words: list[bytes], check: Any) -> Target:
-        inputs: st.SearchStrategy[Any] = edits(words)
-        return Target(name, inputs, check)
-
-    yield target("listops", _LISTOPS_WORDS, check_listops)
-    yield target("retrieval", [b"\t", b"0.0", b"1.0", b"\r\n", b"nan", b"1e0"], check_pairs)
-    yield target("ts", _TS_WORDS, check_ts_file)
-    yield target("tokens", _TEXT_WORDS, check_tokens)
-    yield target("vocabulary", _TEXT_WORDS, check_vocabulary)
-    yield target("pathfinder", [b"../", b"/etc", b" 2 ", b"\x93NUMPY", b"\x00"], check_list)
