@@ -17,7 +17,7 @@ from lit_probattn.kernels.runtime import Launch, draw_tensor, forced
 from lit_probattn.kernels.selftest import causal
 from lit_probattn.randomness import STREAM_NOISE, RandomKey, normal_noise, philox4x32
 from tests.attention.fish.oracle import fish_oracle
-from tests.kernels.queries import needed_queries, outside
+from tests.kernels.queries import check_that_others_change_no_bit
 from tests.support.helpers import largest_difference, run_with_gradients, use_oracle
 from tests.support.slow import mostly_slow
 
@@ -314,30 +314,17 @@ def test_whole_tiles_without_checks_change_no_bit(is_causal, padded, units, monk
     ),
 )
 def test_queries_that_are_not_needed_change_no_bit_of_the_others(is_causal, units, blocks):
-    """With tiles of queries of one size in forward and of another in backward."""
     torch.manual_seed(3)
-    mask = needed_queries()
     shapes = [(4, 1, 100, 5), (4, 1, 101, 5), (4, 2, 101, 7), (units or 2, 1)]
     shapes += [(units,), (2, units)] if units else []
     leaves = [torch.randn(*shape, device=DEVICE) for shape in shapes]
-    leaves[0][1, :, 20] *= 1e4  # would overflow without its normaliser
-    cotangent, made = torch.randn(4, 2, 100, 7, device=DEVICE) * mask[:, None, :, None], []
-    for given in (None, mask):
-        if given is not None:
-            leaves[0] = leaves[0].detach().masked_fill(outside(mask), float("nan"))
-        leaves = [x.requires_grad_() for x in leaves]
-        layers = dict(zip(("first", "first_bias", "second"), leaves[3:], strict=False))
-        with forced(Launch(blocks[0], 16)):
-            out = fish_attention(*leaves[:3], **layers, is_causal=is_causal, query_mask=given)
-        with forced(Launch(blocks[1], 16)):
-            made.append((out, *torch.autograd.grad(out, leaves, cotangent)))
-    assert (made[1][0].masked_select(outside(mask)) == 0).all()
-    assert (made[1][1].masked_select(outside(mask)) == 0).all()
-    (whole, *expected), (part, *found) = made
-    needed = mask[:, None, :, None].expand_as(whole)
-    assert torch.equal(part[needed], whole[needed])
-    for grad, right in zip(found, expected, strict=True):
-        assert torch.equal(grad, right)
+
+    def masked(query, key, value, *given, **options):
+        layers = dict(zip(("first", "first_bias", "second"), given, strict=False))
+        return fish_attention(query, key, value, **layers, is_causal=is_causal, **options)
+
+    cotangent = torch.randn(4, 2, 100, 7, device=DEVICE)
+    check_that_others_change_no_bit(masked, leaves, cotangent, blocks)
 
 
 inside_kernels = pytest.mark.skipif(

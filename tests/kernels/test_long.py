@@ -6,21 +6,14 @@ import pytest
 import torch
 
 from lit_probattn.kernels.dense import operators
-from lit_probattn.kernels.dense.operators import MixtureInputs, mixture_attention
 from lit_probattn.kernels.fish.operators import fish_attention
-from lit_probattn.kernels.runtime import NO_PAIRS, Launch, draw_tensor, forced
+from lit_probattn.kernels.runtime import Launch, draw_tensor, forced
 from lit_probattn.randomness import STREAM_NOISE, RandomKey, normal_noise
+from tests.kernels.test_dense import attend
 from tests.support.slow import mostly_slow
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ROWS, KEYS, E = 16, 1060, 7
-
-
-def attend(query, key, value, **options):
-    """Soft attention by the dense kernel with one key per position, with options by name."""
-    absent = {"scales": None, "row_bias": None, "key_bias": None, "hard": False, **NO_PAIRS}
-    given = {"query": query, "key": key[:, :, None], "value": value, **absent, **options}
-    return mixture_attention(*MixtureInputs(**given))[0]
 
 
 def draw(*shape):
@@ -52,7 +45,7 @@ def test_softmax_sees_real_keys_beyond_the_1024th():
     query, key, value = leaves = draw(2, 1, ROWS, E), draw(2, 1, KEYS, E), draw(2, 1, KEYS, E)
     mask = late_mask()
     with forced(Launch(16, 128)):
-        found = attend(query, key, value, key_mask=mask, scale=0.3)
+        found = attend(query, key[:, :, None], value, key_mask=mask, scale=0.3)
     q, k, v = (x.double() for x in leaves)
     scores = (0.3 * q @ k.mT).masked_fill(~mask[:, None, None], float("-inf"))
     assert_gradients_agree((found, scores.softmax(-1) @ v), leaves)
@@ -95,7 +88,7 @@ def test_components_far_apart_are_found_in_every_part(rows, keys, part, monkeypa
     row, col = torch.zeros(1, 1, 2, rows, device=DEVICE), torch.zeros(1, 1, 2, keys, device=DEVICE)
     row[..., 0, -2:], col[..., 1, -2:] = far, far
     with forced(Launch(128, 128)):
-        found = attend(query, key, value, row_bias=row, key_bias=col, scale=1.0)
+        found = attend(query, key[:, :, None], value, row_bias=row, key_bias=col, scale=1.0)
     q, k, v = (x.double() for x in leaves)
     pairs = (q @ k.mT)[:, :, None] + row.double()[..., None] + col.double()[..., None, :]
     exact = pairs.logsumexp(2).softmax(-1) @ v
