@@ -18,27 +18,18 @@ import lit_probattn
 from lit_probattn.base.config_files import file_named, is_there, run_stem
 from lit_probattn.compare.own import read_row
 from lit_probattn.configs import attention_entry
-from tests.pages.blocks import SNIPPET
+from tests.pages import blocks
 from tests.support.paths import ROOT
 from tests.support.runs import printed_config
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = [README, *((ROOT / "docs" / f"{n}.md").read_text("utf-8") for n in ("training", "layer"))]
+PAGES = ("README.md", "docs/training.md", "docs/layer.md")
 
 
-def blocks(language: str, pages: list[str] = PAGES) -> list[str]:
-    return [b for page in pages for b in re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)]
-
-
-def commands() -> list[list[str]]:
-    """Return every command line of the pages, continuation lines joined, comments dropped."""
-    found = []
-    for block in blocks("bash"):
-        for line in block.replace("\\\n", " ").splitlines():
-            words = shlex.split(line, comments=True)
-            if words:
-                found.append(words)
-    return found
+def commands(*pages: str) -> list[list[str]]:
+    """Return the words of every command of some pages."""
+    found = (command for page in pages or PAGES for command in blocks.commands(page))
+    return [shlex.split(command.text) for command in found if not command.python]
 
 
 def without_checkpoint(fits: Iterable[list[str]]) -> list[list[str]]:
@@ -56,9 +47,11 @@ FITS = without_checkpoint(w[1:] for w in commands() if w[:2] == ["lit-probattn",
 
 
 def test_python_blocks_run():
-    assert blocks("python")
-    for code in blocks("python"):
-        if SNIPPET.search(code):
+    pages = "".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
+    found = re.findall(r"```python\n(.*?)```", pages, re.DOTALL)
+    assert found
+    for code in found:
+        if blocks.SNIPPET.search(code):
             continue  # a script of examples, which has its own test
         exec(compile(code, "README.md", "exec"), {})
 
@@ -211,13 +204,9 @@ def test_the_readme_is_short():
     assert len((ROOT / "AGENTS.md").read_text(encoding="utf-8").splitlines()) <= 80
 
 
-@pytest.mark.parametrize("folder", ["README.md", "docs/quick_start.md", "docs/comparisons.md"])
-def test_the_comparison_is_the_same_wherever_it_stands(folder):
-    compared = [
-        words
-        for block in re.findall(r"```\w*\n(.*?)```", (ROOT / folder).read_text("utf-8"), re.S)
-        for line in block.replace("\\\n", " ").splitlines()
-        if (words := shlex.split(line, comments=True))[1:2] == ["compare"]
-    ]
-    (first, *_) = compared
-    assert first == next(words for words in commands() if words[1:2] == ["compare"])
+def test_the_comparison_is_the_same_wherever_it_stands():
+    pages = ("README.md", "docs/quick_start.md", "docs/comparisons.md")
+    first, *others = (
+        next(words for words in commands(page) if words[1:2] == ["compare"]) for page in pages
+    )
+    assert others == [first] * 2
