@@ -366,25 +366,6 @@ def test_memories_of_large_keys_keep_their_scale():
         torch.testing.assert_close(layer(x, memory=kept), expected, rtol=1e-9, atol=1e-11)
 
 
-def test_m_steps_of_cross_attention_count_real_queries_alone():
-    """Setting B: padding of the target does not enter the priors."""
-    statistics = []
-    for pad in (0, 4):
-        torch.manual_seed(1)
-        model = tiny(partial(MGKAttention, num_heads=H, e_step="soft"), dropout=0.0).train()
-        torch.manual_seed(2)
-        source, inputs = torch.randint(4, SOURCE_WORDS, (B, S)), torch.randint(4, WORDS, (B, T))
-        inputs = torch.cat([inputs, torch.full((B, pad), PAD)], 1)
-        key_mask = torch.ones(B, T + pad, dtype=torch.bool)
-        key_mask[:, T:] = False
-        model(source, inputs, key_mask=key_mask, rng=NAMES)
-        block = model.decoder.blocks[0]
-        layers_of = (block.attention, block.cross_attention)
-        statistics.append([layer.core.prior_statistics() for layer in layers_of])
-    for alone, padded in zip(*statistics, strict=True):
-        torch.testing.assert_close(alone, padded)
-
-
 @pytest.mark.parametrize(
     ("attention", "message"),
     [
