@@ -11,9 +11,13 @@ import torch
 from lit_probattn.attention import HeadCall, LinearAttention, ReleasedLinearAttention
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.kernels.linear import selftest
-from lit_probattn.kernels.linear.operators import linear_attention, state_columns
+from lit_probattn.kernels.linear.operators import (
+    LinearArguments,
+    linear_attention,
+    state_columns,
+)
 from lit_probattn.kernels.linear.selftest import Kind
-from lit_probattn.kernels.runtime import Launch, forced
+from lit_probattn.kernels.runtime import Launch, forced, recording
 from profiling.kernels.parity import run_heads
 from tests.support.slow import mostly_slow
 
@@ -119,3 +123,11 @@ def test_divisions_without_denominators_are_refused():
         linear_attention(x, x, x, has_totals=False)
     with pytest.raises(ValueError, match="norm_weight=None"):
         linear_attention(x, x, x, weight=torch.ones(1, 1, device=DEVICE))
+
+
+def test_integers_as_factors_do_not_compile_kernels_again():
+    x = torch.ones(1, 1, 3, 4, device=DEVICE)
+    with recording() as launches:
+        linear_attention(x, x, x, eps=0, factor=1)
+    calls = [launch.args[0] for launch in launches if isinstance(launch.args[0], LinearArguments)]
+    assert {type(number) for call in calls for number in (call.eps, call.factor)} == {float}

@@ -252,7 +252,7 @@ class LinearCall:
             *(plain_float(tensor) for tensor in x[3:7]),
             *(mask, plain_float(x.keep)),
             *(unseen(count) for count in (*counts, self.num_chunks, self.num_segments)),
-            *(x.eps, x.factor),
+            *(float(x.eps), float(x.factor)),
         )
         self.arguments = LinearArguments(*found_arguments)
         self.form = LinearForm(
