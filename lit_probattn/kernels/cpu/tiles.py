@@ -32,6 +32,7 @@ from lit_probattn.kernels.operator import define_operators, new_gradients
 Reduction = Literal["soft", "hard", "sum", "layers", "power"]
 KINDS = ("soft", "hard", "sum", "layers", "power")
 _WIDE = 128  # keys of a tile, as in tiles.c
+_TILES_PER_JOB = 8  # fewer if there were less than 4 jobs per thread
 
 _SIZES = ("batch", "heads", "rows", "cols", "size", "value_size", "maps", "components", "kind")
 _HEADS = ("query", "key", "value")
@@ -203,6 +204,18 @@ def _new_outputs(call: Inputs) -> tuple[Tensor, Tensor]:
     return out, call.value.new_empty(2, batch, call.heads, rows, dtype=call.dtype)
 
 
+def job_bounds(items: int) -> list[int]:
+    """Return the bounds of the jobs of a number of tiles of queries.
+
+    Samples have different lengths, so there are up to 16 jobs per thread. Every job packs the keys
+    of its heads again, which takes about a third of the time of a tile.
+    """
+    threads = torch.get_num_threads()
+    most = max(4 * threads, min(16 * threads, items // _TILES_PER_JOB)) if threads > 1 else 1
+    jobs = min(items, most)
+    return [items * n // jobs for n in range(jobs + 1)]
+
+
 def _forward(call: Inputs) -> tuple[Tensor, Tensor]:
     out, sums = _new_outputs(call)
     if only_shapes(out) or not out.numel():
@@ -210,9 +223,9 @@ def _forward(call: Inputs) -> tuple[Tensor, Tensor]:
     block, function = _describe(call, out, sums), _function("forward", call)
     batch, _, rows, _ = call.query.shape
     items = (batch if call.common else batch * call.heads) * -(-rows // TALL)
-    jobs = min(items, torch.get_num_threads() * (16 if torch.get_num_threads() > 1 else 1))
-    stops = [items * n // jobs for n in range(jobs + 1)]
-    run_jobs(lambda n: function(ctypes.byref(block), stops[n], stops[n + 1]), range(jobs))
+    stops = job_bounds(items)
+    jobs = range(len(stops) - 1)
+    run_jobs(lambda n: function(ctypes.byref(block), stops[n], stops[n + 1]), jobs)
     return out, sums
 
 

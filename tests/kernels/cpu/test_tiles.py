@@ -20,7 +20,7 @@ from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.numerics import first_maximum
 from lit_probattn.kernels.cpu import library, selftest
 from lit_probattn.kernels.cpu.structure import TALL
-from lit_probattn.kernels.cpu.tiles import KINDS, MOST, Inputs, attend
+from lit_probattn.kernels.cpu.tiles import KINDS, MOST, Inputs, attend, job_bounds
 from lit_probattn.randomness import STREAM_DROPOUT, STREAM_NOISE, AttentionDropout, RandomKey
 from tests.support.slow import mostly_slow
 
@@ -411,6 +411,16 @@ def test_any_number_of_threads_agrees_with_the_equation(
     threads(count)
     for error, _, size in compared(call, masks, dropout):
         assert error <= 1e-13 * (1.0 + size)
+
+
+@pytest.mark.parametrize(
+    ("count", "items", "jobs"),
+    [(1, 704, 1), (2, 704, 32), (16, 704, 88), (64, 704, 256), (2, 3, 3)],
+)
+def test_jobs_of_many_threads_pack_no_head_for_every_tile(count, items, jobs, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: count)
+    bounds = job_bounds(items)
+    assert (bounds[0], bounds[-1], len(bounds)) == (0, items, jobs + 1)
 
 
 @pytest.mark.parametrize("count", [1, 3])
