@@ -104,10 +104,8 @@ def translator(kind: str, **options: Any) -> Host:
 
 
 def with_memory(model: nn.Module) -> Host:
-    given = {
-        **words(left=False),
-        "decoder_input_ids": words(left=True)["input_ids"][:1].expand(2, -1),
-    }
+    # Fewer words than are remembered, none of them padding.
+    given = {**words(left=False), "decoder_input_ids": words(left=True)["input_ids"][:, 3:]}
     prompt = given["input_ids"]
     return Host(model.eval(), given, lambda m: m(**given).logits, prompt)
 
