@@ -16,9 +16,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.utils import prune
 
 import lit_probattn
+from lit_probattn.attention import ReleasedLinearAttention
 from lit_probattn.interop.swap.cores import Cores
 from tests.interop.swap.checks import TIGHT, swapped
 from tests.interop.swap.models import TORCH, multihead, timm_model
+from tests.interop.swap.table import self_and_cross
 from tests.support.slow import mostly_slow
 
 
@@ -214,6 +216,15 @@ def test_a_class_that_may_attend_needs_an_example():
     x = torch.randn(2, 3, 24)
     _, report = lit_probattn.swap(model, example=lambda m: m[0].inner(x, x, x))
     assert [layer.swapped for layer in report.layers] == [True]
+
+
+def test_what_cannot_attend_to_another_sequence_is_refused_there_only():
+    host = self_and_cross()
+    options = {"example": host.example, "denominator": "sqrt_len"}
+    with pytest.raises(ValueError, match=r"^1 of 2 .*\n  other \(.*set padded_len.*another seq"):
+        lit_probattn.swap(host.model, ReleasedLinearAttention, **options)
+    _, report = lit_probattn.swap(host.model, ReleasedLinearAttention, padded_len=8, **options)
+    assert [layer.swapped for layer in report.layers] == [True, True]
 
 
 def test_an_adapter_around_a_projection_is_refused():
