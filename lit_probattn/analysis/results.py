@@ -72,14 +72,14 @@ class Results:
     def write(self, title: str, body: str) -> None:
         """Write the report with this text, which is also printed."""
         claims = [f"{figure.claim}." for figure in self.figures.values()]
-        told = (one_line(self.about), "") if self.about else ()
+        above = (one_line(self.about), "") if self.about else ()
         shown = (line for name in self.figures for line in ("", image(name)))
         Page(
             kind=self.study,
             title=title,
             made=Made.here(self.command),
             finding="".join(claims[:1]),
-            body=[*told, body, *shown, "", self.appendix],
+            body=[*above, body, *shown, "", self.appendix],
             tables=self.tables,
             figures=self.figures,
         ).write(self.folder)

@@ -121,7 +121,7 @@ class LanguageModeling(Task):
         self._generated = []
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
-        """Continue the prompts of a batch, each as alone; print them.
+        """Continue the prompts of a batch, independently of one another; print them.
 
         Returns:
             `sample_id` (R,), `prompt` (R, P), `continuation` (R, T) token ids of the R real rows,

@@ -29,12 +29,12 @@ class Case:
     Args:
         area: heading in the page.
         given: what is wrong, in a few words.
-        tell: makes the input in an empty folder and returns what is said about it.
+        run: makes the input in an empty folder and returns what is said about it.
     """
 
     area: str
     given: str
-    tell: Callable[[Path], str]
+    run: Callable[[Path], str]
 
 
 def all_cases() -> list[Case]:
@@ -46,7 +46,7 @@ def all_cases() -> list[Case]:
 def message_of(case: Case, folder: Path) -> str:
     """What is said about a case; paths below `folder` begin with DIR."""
     folder.mkdir(parents=True)
-    text = case.tell(folder)
+    text = case.run(folder)
     return text.replace(str(folder), "DIR").replace(f"{ROOT}/", "").replace(str(ROOT), ".")
 
 
@@ -81,7 +81,7 @@ def data_command(*words: str) -> Callable[[Path], str]:
 def data_error(read: Callable[[Path], object]) -> Callable[[Path], str]:
     """Reading data in code, which raises an error of one line."""
 
-    def tell(folder: Path) -> str:
+    def run(folder: Path) -> str:
         try:
             read(folder)
         except (ConfigError, DataError) as error:
@@ -90,12 +90,12 @@ def data_error(read: Callable[[Path], object]) -> Callable[[Path], str]:
             return text
         raise AssertionError("no error")
 
-    return tell
+    return run
 
 
-def on_folder(tell: Callable[..., Any]) -> Callable[..., Callable[[Path], Any]]:
+def on_folder(run: Callable[..., Any]) -> Callable[..., Callable[[Path], Any]]:
     """Decorate a function of a folder and other arguments to take the others first."""
-    return lambda *args, **options: lambda folder: tell(folder, *args, **options)
+    return lambda *args, **options: lambda folder: run(folder, *args, **options)
 
 
 def in_code(read: Callable[..., object]) -> Callable[..., Callable[[Path], str]]:

@@ -46,11 +46,11 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the page was 
 
 
 def test_only_the_page_is_printed(monkeypatch, capsys):
-    def tell(folder):
+    def run(folder):
         print("run folder: x")
         return "error: it is wrong"
 
-    case = Case("Area", "a wrong thing", tell)
+    case = Case("Area", "a wrong thing", run)
     monkeypatch.setattr("tests.bad_inputs.__main__.all_cases", lambda: [case])
     monkeypatch.setattr("sys.argv", ["bad_inputs"])
     write_page()

@@ -179,7 +179,7 @@ def _cache_cases() -> Iterator[Case]:
     yield case("`meta.json` holds a list", cache(lambda f: (f / "meta.json").write_text("[1]")))
     yield case("another format version", cache(partial(change_meta, format_version=99)))
     yield case("made for other settings", cache(partial(change_meta, settings={"count": 6})))
-    yield case("`files` is no mapping", cache(partial(change_meta, files=[1])))
+    yield case("`files` is not a mapping", cache(partial(change_meta, files=[1])))
     yield case("the release has changed since", data_error(_grown_source))
 
 

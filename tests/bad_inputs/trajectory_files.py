@@ -41,11 +41,11 @@ def _raw(content: bytes | None) -> Callable[[Path], str]:
         path.write_bytes(whole[: len(whole) // 2] if content is None else content)
         _read(path)
 
-    def tell(folder: Path) -> str:
-        # HDF5 tells the sizes of a file, which depend on its version.
+    def run(folder: Path) -> str:
+        # HDF5 reports the sizes of a file, which depend on its version.
         return data_error(read)(folder).partition(" (")[0]
 
-    return tell
+    return run
 
 
 def _named(name: str, **options: object) -> Callable[[Path], str]:
@@ -59,9 +59,9 @@ def _arguments(**options: object) -> Callable[[Path], str]:
 
 
 @on_folder
-def _without(folder: Path, package: str, tell: Callable[[Path], str]) -> str:
+def _without(folder: Path, package: str, run: Callable[[Path], str]) -> str:
     with mock.patch.dict(sys.modules, {package: None}):
-        return tell(folder)
+        return run(folder)
 
 
 def _without_h5py(folder: Path) -> str:

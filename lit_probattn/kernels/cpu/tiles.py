@@ -32,7 +32,7 @@ from lit_probattn.kernels.operator import define_operators, new_gradients
 Reduction = Literal["soft", "hard", "sum", "layers", "power"]
 KINDS = ("soft", "hard", "sum", "layers", "power")
 _WIDE = 128  # keys of a tile, as in tiles.c
-_TILES_PER_JOB = 8  # fewer if there were less than 4 jobs per thread
+_TILES_PER_JOB = 8  # fewer where there would be fewer than 4 jobs per thread
 
 _SIZES = ("batch", "heads", "rows", "cols", "size", "value_size", "maps", "components", "kind")
 _HEADS = ("query", "key", "value")
