@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lit_probattn.attention.cache import Cache
 from lit_probattn.base.arguments import Count, takes
-from lit_probattn.models.transformer import Transformer
+from lit_probattn.models.transformer import Dropout, Transformer
 from lit_probattn.randomness import RandomKey
 
 TOKENS_PER_STEP = 3  # return-to-go, state, action
@@ -69,7 +69,7 @@ class DecisionTransformer(nn.Module):
         self.actions = nn.Linear(act_dim, embed_dim)
         self.timesteps = nn.Embedding(max_timestep, embed_dim)
         self.norm = nn.LayerNorm(embed_dim)
-        self.dropout = nn.Dropout(stack["dropout"])
+        self.dropout = Dropout(stack["dropout"])
         self.encoder = Transformer(**stack)
         self.head = nn.Linear(embed_dim, act_dim)
         self._initialise()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lit_probattn.base.arguments import Count, NotNegative, Rate, checks_arguments
 from lit_probattn.base.torch_internals import FollowingModule
+from lit_probattn.models.transformer import Dropout
 
 Positions = Literal["reversed", "forward", "rotary"]
 TokenPositions = Literal["learned", "sinusoidal"]
@@ -100,7 +101,7 @@ class TokenEmbedding(nn.Module):
         self.class_token: nn.Parameter | None = None
         if class_token:
             self.class_token = nn.Parameter(torch.empty(embed_dim).normal_(std=init_std))
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, inputs: Tensor, positions: Tensor | None = None) -> Tensor:
         """Embed token ids: (B, N) int64 -> (B, N, C), or (B, 1 + N, C) with a class token.

@@ -13,7 +13,7 @@ from lit_probattn.attention.cache import Cache, Memory
 from lit_probattn.attention.layer import Attention, AttentionFactory
 from lit_probattn.base.arguments import Count, Rate, takes
 from lit_probattn.models.embeddings import Sinusoid
-from lit_probattn.models.transformer import LayerCount, Transformer
+from lit_probattn.models.transformer import Dropout, LayerCount, Transformer
 from lit_probattn.randomness import RandomKey
 
 # The first ids of every vocabulary. A target starts after EOS and ends with it.
@@ -154,7 +154,7 @@ class EncoderDecoder(nn.Module):
         self.output: nn.Linear | None = None
         if share == "none":
             self.output = nn.Linear(embed_dim, vocab_size, bias=False)
-        self.dropout = nn.Dropout(stack["dropout"])
+        self.dropout = Dropout(stack["dropout"])
         self._initialise()
 
     @torch.no_grad()

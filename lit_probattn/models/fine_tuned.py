@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lit_probattn.base.arguments import Count, Rate, takes
 from lit_probattn.models.text_encoder import TextEncoder
+from lit_probattn.models.transformer import Dropout
 
 
 class SpanModel(TextEncoder):
@@ -60,7 +61,7 @@ class TextClassifier(TextEncoder):
         super().__init__(**options)
         embed_dim = self.tokens.embedding_dim
         self.pooler = nn.Linear(embed_dim, embed_dim)
-        self.head_dropout = nn.Dropout(head_dropout)
+        self.head_dropout = Dropout(head_dropout)
         self.classifier = nn.Linear(embed_dim, num_classes)
         self._initialise()
 

@@ -14,7 +14,7 @@ from lit_probattn.attention.packing import Packing, packing_of, refuse_beside_do
 from lit_probattn.base.arguments import arguments_of, takes
 from lit_probattn.models.adaptive_softmax import AdaptiveSoftmax, FullSoftmax
 from lit_probattn.models.embeddings import Positions, Sinusoid
-from lit_probattn.models.transformer import Transformer
+from lit_probattn.models.transformer import Dropout, Transformer
 from lit_probattn.randomness import RandomKey
 
 Output = Literal["adaptive", "full"]
@@ -79,7 +79,7 @@ class LanguageModel(nn.Module):
         self.positions: Sinusoid | None = None
         if positions != "rotary":
             self.positions = Sinusoid(**arguments_of(Sinusoid, parts), kind=positions)
-        self.dropout = nn.Dropout(parts["dropout"])
+        self.dropout = Dropout(parts["dropout"])
         self.encoder = self.make_encoder(**arguments_of(Transformer, parts))
         kind = AdaptiveSoftmax if output == "adaptive" else FullSoftmax
         self.output: AdaptiveSoftmax | FullSoftmax = kind(

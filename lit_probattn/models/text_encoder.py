@@ -18,7 +18,7 @@ from lit_probattn.base.arguments import (
     takes,
 )
 from lit_probattn.models.embeddings import PositionInit, sine_positions
-from lit_probattn.models.transformer import Transformer
+from lit_probattn.models.transformer import Dropout, Transformer
 from lit_probattn.randomness import RandomKey
 
 
@@ -123,7 +123,7 @@ class TextEncoder(nn.Module):
         self.positions = PeriodicPositions(**arguments_of(PeriodicPositions, parts))
         self.token_types = nn.Embedding(num_token_types, embed_dim) if num_token_types else None
         self.norm = nn.LayerNorm(embed_dim, eps=parts["norm_eps"])
-        self.dropout = nn.Dropout(parts["dropout"])
+        self.dropout = Dropout(parts["dropout"])
         self.encoder = Transformer(**arguments_of(Transformer, parts))
 
     def _initialise(self) -> None:

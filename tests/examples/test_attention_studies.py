@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from examples.studies import cached_decoding, packed_documents, talking_heads
+from examples.studies import cached_decoding, dropout, packed_documents, talking_heads
+from lit_probattn.models.transformer import Dropout
 from tests.support.helpers import error_of
 
 
@@ -66,3 +67,22 @@ def test_a_cache_is_counted_by_the_numbers_of_a_token(capsys):
         assert numbers["sMGK"] >= 2 * size  # and what the scores add per key
         assert numbers["MGK"] >= 3 * size
     assert found["MLK", "5"][at] == found["MLK", "11"][at]
+
+
+def test_dropout_report(capsys):
+    words = ["--lengths", "5", "--batch", "2", "--repeats", "3", "--threads", "1"]
+    assert dropout.main(words) == 0
+    rows = [
+        line.split("|")[2:4] for line in capsys.readouterr().out.splitlines() if "| 5 |" in line
+    ]
+    expected = {("dropout", dropout.PYTORCH), ("dropout", dropout.OWN)}
+    expected |= {("block", dropout.PYTORCH), ("block", dropout.OWN)}
+    assert {(module.strip(), form.strip()) for module, form in rows} == expected
+
+
+def test_only_one_form_of_dropout_is_the_packages():
+    kinds = [type(part) for part in dropout.block().modules() if isinstance(part, torch.nn.Dropout)]
+    other = dropout.with_pytorchs(dropout.block()).modules()
+    others = [type(part) for part in other if isinstance(part, torch.nn.Dropout)]
+    assert set(kinds) == {Dropout}
+    assert others == [torch.nn.Dropout] * len(kinds)

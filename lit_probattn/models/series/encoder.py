@@ -18,7 +18,7 @@ from lit_probattn.base.arguments import Count, OnlyWith, Rate, arguments_of, che
 from lit_probattn.models.embeddings import SineTable
 from lit_probattn.models.per_layer import layer_factories
 from lit_probattn.models.series.norm import Norm, NormPositions, make_norm
-from lit_probattn.models.transformer import MLP, Activation, LayerCount
+from lit_probattn.models.transformer import MLP, Activation, Dropout, LayerCount
 from lit_probattn.randomness import RandomKey
 
 Positions = Literal["learnable", "fixed"]
@@ -57,7 +57,7 @@ class SeriesEmbedding(nn.Module):
             self.positions = nn.Parameter(torch.empty(max_seq_len, embed_dim).uniform_(-0.02, 0.02))
         else:
             self.positions = SineTable(max_seq_len, embed_dim)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Embed (B, N, F) to (B, N, C).
@@ -101,7 +101,7 @@ class SeriesBlock(nn.Module):
         super().__init__()
         embed_dim = options["embed_dim"]
         self.attention = attention
-        self.dropout = nn.Dropout(options["dropout"])
+        self.dropout = Dropout(options["dropout"])
         self.norm1 = make_norm(embed_dim, norm, norm_positions)
         self.mlp = MLP(**options)
         self.norm2 = make_norm(embed_dim, norm, norm_positions)
@@ -136,7 +136,7 @@ class FlattenedClassifier(nn.Module):
     ) -> None:
         super().__init__()
         self.activation = F.gelu if activation == "gelu" else F.relu
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.width = max_seq_len * embed_dim
         self.output = nn.Linear(self.width, num_classes)
 
