@@ -35,7 +35,8 @@ class Dropout(nn.Dropout):
 
     There, 16 bits decide on an element, like on a weight of attention: its probability is `p`
     rounded to a multiple of 2⁻¹⁶, and the scale of the others is exact for it. The bits come from
-    PyTorch's generator. Recorded graphs, transforms, and other devices use PyTorch's dropout.
+    PyTorch's generator, so they are equal on all processors; `nn.Dropout` draws others on Intel's.
+    Recorded graphs, transforms, and other devices use PyTorch's dropout.
     """
 
     def forward(self, input: Tensor) -> Tensor:
