@@ -351,9 +351,10 @@ LIGHT = {
 
 
 @pytest.mark.parametrize("name", LIGHT)
-def test_nothing_heavy_is_imported_for(name):
+def test_nothing_heavy_is_imported_for(name, tmp_path):
+    """In an empty folder, since results in `runs` import PyTorch for their state."""
     if name == "a completion script":
         pytest.importorskip("shtab")
     code, heavy = LIGHT[name]
     ends = f"\nimport sys; loaded = {{*{heavy!r}}} & {{*sys.modules}}; assert not loaded, loaded"
-    fresh_python("-c", code + ends)
+    fresh_python("-c", code + ends, cwd=tmp_path)
