@@ -40,6 +40,7 @@ _TIME = "time_median_s"
 _MODES = {"eval": "forward pass", "train": "training step"}
 _MOST_NAMED = 2  # variants in a claim
 _MOST_PANELS = 6  # of operations and time
+_TITLE_WIDTH = 55  # characters over a panel
 _KEYS = ["variant", "baseline", "embed_dim", "seq_len", "grid_heads", "batch_size"]
 
 
@@ -58,10 +59,11 @@ class Quantity:
 
     @property
     def words(self) -> str:
-        """Label of the quantity."""
+        """Title of its panel, in lines that fit over it."""
         words = [f"{METRICS[self.metric][0]} of the {SCOPES[self.scope]}"]
         words += [] if self.is_size else [_MODES[self.mode]]
-        return ", ".join(words)
+        line = ", ".join(words)
+        return line if len(line) <= _TITLE_WIDTH else ",\n".join(words)
 
 
 def plain_names(frame: pd.DataFrame) -> dict[str, str]:

@@ -46,6 +46,19 @@ def test_colours_of_ratios_are_centred_on_one_whatever_else_is_there(largest):
     assert {"0.95", "1.17", f"{largest:.2f}"} == shown
 
 
+@pytest.mark.parametrize("widths", [(64, 128), (64,)], ids=["heat maps", "lines"])
+def test_titles_are_as_narrow_as_their_panels(widths):
+    names = ("macs", "memory_bytes", "peak_memory_bytes")
+    parts = {
+        Quantity(name, "attention", "train"): ratios({8: 0.9, 16: 0.8}, name, 0.9, widths)
+        for name in names
+    }
+    figure = figures.ratio_figure(parts, NAMES).drawn()
+    figure.draw_without_rendering()
+    for axis in figure.axes[: len(names)]:
+        assert axis.title.get_window_extent().width <= axis.get_window_extent().width
+
+
 def test_small_ratios_begin_at_zero_and_large_ones_are_logarithmic():
     small, large = (
         drawn(ratios(values, widths=(64,))).axes[0]
