@@ -21,7 +21,6 @@ STUDIES = {
     "returns": ("studies.returns:Returns", "returns of a policy against target returns"),
     "learning_curves": ("studies.curves:Curves", "learning curves of several runs"),
     "translations": ("translations.study:Translations", "comparison of translation models"),
-    "report": ("studies.collect:Report", "report of a folder of studies"),
     "approximate": ("approximation.study:Approximate", "sparse and random approximations"),
     "approximate_compare": ("approximation.compare:Compare", "compare `approximate` results"),
     "logit_ranks": ("head_size.rank_study:LogitRanks", "ranks of logits, demand curve"),

@@ -223,21 +223,18 @@ class Page:
         return [*(folder / name for name in texts), *written]
 
 
-def refuse_foreign_files(
-    folder: Path, *tables: str, flag: str = "--out", beside: str = TEXT
-) -> None:
+def refuse_foreign_files(folder: Path, *tables: str, beside: str = TEXT) -> None:
     """Reject an invalid report folder, or one with unrelated files that a report would replace.
 
     Args:
-        folder: the report folder.
+        folder: the report folder, set by `--out`.
         tables: names of the report's tables.
-        flag: the flag that sets the folder, for the message.
         beside: a further file whose presence shows that a command wrote the tables.
 
     Raises:
         ConfigError: the message names the file.
     """
-    refuse_file(folder, flag)
+    refuse_file(folder, "--out")
     names = (TEXT, DATA, HTML, *(f"{name}.csv" for name in tables))
     figures = (path for ending in (PNG, SVG) for path in (folder / FIGURES).glob(f"*{ending}"))
     refuse_to_replace(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import re
-import shlex
 from pathlib import Path
 
 import pandas as pd
@@ -21,7 +19,6 @@ from lit_probattn.analysis.registry import STUDIES, load_study
 from lit_probattn.analysis.studies import curves
 from lit_probattn.base.arguments import DefaultsFormatter, at_least
 from lit_probattn.base.provenance import place, shown_command
-from lit_probattn.experiments.page import read
 from lit_probattn.records.figures import MAX_BYTES
 from tests.analysis.made import checkpoint, open_once, opened
 from tests.support.helpers import error_of, with_options
@@ -86,33 +83,6 @@ def test_series_of_the_archive(tmp_path):
     path = checkpoint(tmp_path, "series", "SoftmaxAttention")
     assert main(["head_distance", *flags(path, tmp_path / "out"), "--num_samples", "3"]) == 0
     assert len(pd.read_csv(tmp_path / "out" / "head_distance/head_distance.csv")) == 6
-
-
-def test_report_puts_models_side_by_side(tmp_path):
-    folder = tmp_path / "all"
-    ranks = {"dense": 7, "sparse": 3}
-    for name, value in ranks.items():
-        (folder / name / "rank").mkdir(parents=True)
-        rows = pd.DataFrame({"layer": [1, 1, 2], "relative_rank": [value / 10, value / 10, 1.0]})
-        rows.to_csv(folder / name / "rank/rank.csv", index=False)
-        (folder / name / "rank/report.md").write_text("# Rank\n\nText.\n")
-    run = tmp_path / "runs" / "dense" / "0"
-    run.mkdir(parents=True)
-    start = {
-        "command": f"python -m lit_probattn fit --data {shlex.quote(str(tmp_path))}/texts",
-        "git": None,
-    }
-    (run / "versions.json").write_text(json.dumps({"starts": [start]}))
-    assert main(["report", "--folder", str(folder), "--runs", str(run)]) == 0
-    text = (folder / "report.md").read_text(encoding="utf-8")
-    assert "- dense: `python -m lit_probattn fit --data texts`" in text
-    assert "- [sparse, rank](sparse/rank/report.md)" in text
-    assert read(folder)["kind"] == "studies"
-    summary = pd.read_csv(folder / "summary.csv").set_index(["model", "layer"])
-    assert summary.loc[("sparse", 1), "relative rank"] == 0.3
-    assert summary.loc[("dense", 2), "relative rank"] == 1.0
-    line = error_of(["report", "--folder", str(tmp_path / "runs")], main)
-    assert "expected MODEL/STUDY/report.md" in line
 
 
 @pytest.mark.usefixtures("sketches")
@@ -323,7 +293,7 @@ def test_every_study_has_its_name_and_a_help_that_suffices(study, capsys):
     with pytest.raises(SystemExit) as stop:
         main([study, "--help"])
     assert stop.value.code == 0
-    assert ("--folder" if study == "report" else "--out") in capsys.readouterr().out
+    assert "--out" in capsys.readouterr().out
 
 
 def test_numbers_below_their_bound_are_refused(capsys):
@@ -369,8 +339,8 @@ def test_a_study_that_is_interrupted_ends_with_one_line(tmp_path, monkeypatch, c
     def interrupted(options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lit_probattn.analysis.studies.collect.Report.run", interrupted)
-    assert main(["report", "--folder", str(tmp_path)]) == 130
+    monkeypatch.setattr("lit_probattn.analysis.studies.curves.Curves.run", interrupted)
+    assert main(["learning_curves", "--runs", "a", "--out", str(tmp_path)]) == 130
     assert capsys.readouterr().err == "error: stopped by SIGINT\n"
 
 

@@ -32,7 +32,6 @@ DOORS = {
     f"{REPORT} --out out": ["report.md", "rows.csv", "ratios.csv", "figures/a.png"],
     "report --index out": ["README.md"],
     "sweep --config small.yaml --out out": ["rows.csv", "rows.jsonl"],
-    "analyse report --folder out": ["report.md", "summary.csv", "figures/a.png"],
     "profiling kernels --model --head-dims 64 --out out": ["report.md", "rows.csv", "report.html"],
     "step_ratio --out out": ["report.md", "ratios.csv", "figures/a.svg"],
 }
@@ -51,7 +50,6 @@ def made(tmp_path_factory):
     assert profiling_main(["sweep", *words]) == 0
     made = Made("a command", "a processor", "python 3", "abc1234")
     Page("study", "A report", made, "It is so.", []).write(place / "out/one")
-    Page("rank", "A report", made, "It is so.", []).write(place / "out/model/rank")
     return place
 
 
