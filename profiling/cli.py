@@ -52,14 +52,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     report.add_argument("--out", help="report folder (default reports/NAME)")
     report.add_argument("--html", action="store_true", help="also write one self-contained page")
-    memory = commands.add_parser("memory", help="compare predicted and measured peak memory")
-    memory.add_argument("--config", required=True, help="sweep file whose memory points are run")
     kernels = commands.add_parser("kernels", help="compare backends after parity tests")
     add_kernels_arguments(kernels)
-    for command, run in (
-        *((sweep, _sweep), (report, _report)),
-        *((memory, _memory), (kernels, _kernels)),
-    ):
+    for command, run in ((sweep, _sweep), (report, _report), (kernels, _kernels)):
         command.set_defaults(run=run)
         add_flag(command)
     return parser
@@ -143,16 +138,6 @@ def _index(options: argparse.Namespace) -> int:
     for folder in (there if not options.index else folders) or folders:
         print(write_front_page(folder, command, efficiency_lines))
     return 0
-
-
-def _memory(options: argparse.Namespace) -> int:
-    from profiling.sweep.config import load_sweep
-    from profiling.sweep.run import memory_table
-
-    config = load_sweep(options.config)
-    text, equal = memory_table(config, Path.cwd())
-    print(text)
-    return 0 if equal else 1
 
 
 def _kernels(options: argparse.Namespace) -> int:

@@ -78,20 +78,11 @@ def _predict_whole(point: Point) -> tuple[int, int]:
 
 
 class Predictions:
-    """Predicted memory of places, computed once each.
+    """Predicted memory of places on a device, computed once each; none on a GPU."""
 
-    Args:
-        live: whether to predict; False on a GPU, which would be idle meanwhile.
-    """
-
-    def __init__(self, *, live: bool) -> None:
+    def __init__(self, device: str) -> None:
         self.known: dict[str, Prediction] = {}
-        self.live = live
-
-    @classmethod
-    def on(cls, device: str) -> Predictions:
-        """Return the predictions of a sweep on a device."""
-        return cls(live=torch.device(device).type != "cuda")
+        self.live = torch.device(device).type != "cuda"
 
     def of(self, point: Point) -> Prediction | None:
         """Return the prediction for a point, or None."""

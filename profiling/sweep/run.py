@@ -1,7 +1,4 @@
-"""`lit-probattn sweep`: run each point of a plan once and store its rows durably.
-
-`python -m profiling memory` compares predicted and measured peak memory of the same points.
-"""
+"""`lit-probattn sweep`: run each point of a plan once and store its rows durably."""
 
 from __future__ import annotations
 
@@ -9,30 +6,22 @@ import json
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-import pandas as pd
 import torch
 
 from lit_probattn.base.errors import ChildError, ConfigError
 from lit_probattn.base.files import refuse_to_replace, replace_text
 from lit_probattn.base.processes import Worker
-from lit_probattn.base.provenance import command_line, device_name, git_revision, versions
+from lit_probattn.base.provenance import command_line
 from lit_probattn.base.rows import RowStore
 from lit_probattn.experiments.runner import Call, Job, Runner, Work
 from lit_probattn.measure.memory import available_bytes
-from lit_probattn.records.tables import markdown_lines
 from profiling.measure.rows import ROWS, ProfileRow, row_store, write_tables
 from profiling.sweep.config import SweepConfig
 from profiling.sweep.plan import Point, make_plan
 from profiling.sweep.points import failed_rows, measure_point, skipped_rows
 from profiling.sweep.predictions import Predictions
 from profiling.sweep.worker import make_worker, out_of_memory, request_of, rows_of
-
-# Memory that fake tensors do not count: Python numbers that autograd saves, 8 bytes each, and the
-# workspace of the fused kernel, a block of scores per thread (at most 256 x 512, two in backward).
-_NUMBERS_KEPT_BYTES = 128
-_WORKSPACE_BYTES = 2 * 256 * 512 * 8 + 2**16
 
 
 def claim_folder(config: SweepConfig, folder: Path) -> None:
@@ -167,7 +156,7 @@ def run_sweep(
     points = make_plan(config, root)
     claim_folder(config, folder)
     store = row_store(folder / ROWS)
-    _run_missing(config, points[index::count], store, Predictions.on(config.device), stream)
+    _run_missing(config, points[index::count], store, stream)
     rows = store.rows
     if {row.point_id for row in rows} >= {point.point_id for point in points}:
         write_tables(rows, folder)
@@ -178,7 +167,6 @@ def _run_missing(
     config: SweepConfig,
     points: Sequence[Point],
     store: RowStore[ProfileRow],
-    predictions: Predictions,
     stream: Callable[[str], None] | None,
 ) -> None:
     missing = [point for point in points if not store.has(point_id=point.point_id)]
@@ -190,6 +178,7 @@ def _run_missing(
     before = len(points) - len(missing)
     if before:
         (stream or print)(f"{before} of {len(points)} points already finished")
+    predictions = Predictions(config.device)
     worker = partial(make_worker, config.memory_limit_bytes, command_line())
     jobs = [
         PointJob(point, store, predictions, worker, config.point_timeout_s) for point in missing
@@ -214,7 +203,7 @@ def describe_plan(config: SweepConfig, root: Path, index: int, count: int) -> st
 
     There is no prediction for a GPU.
     """
-    predictions = Predictions.on(config.device)
+    predictions = Predictions(config.device)
     lines, skipped, broken, unknown = [], 0, 0, 0
     points = make_plan(config, root)[index::count]
     for point in points:
@@ -240,62 +229,3 @@ def describe_plan(config: SweepConfig, root: Path, index: int, count: int) -> st
     if unknown:
         lines.append(f"{unknown} points on a GPU have no prediction")
     return "\n".join(lines)
-
-
-def memory_table(config: SweepConfig, root: Path) -> tuple[str, bool]:
-    """Measure the memory of a sweep's points and compare it with the prediction.
-
-    Args:
-        config: the sweep.
-        root: folder to which paths in the config are relative.
-
-    Returns:
-        The table as text, and whether no point failed and, on the CPU, all values are equal except
-        for memory that fake tensors do not count: Python numbers saved by autograd, and the
-        workspace of the fused kernel.
-
-    Raises:
-        ConfigError: the device is not available.
-    """
-    gone = missing_device(config.device)
-    if gone is not None:
-        raise ConfigError(gone)
-    only = config.model_copy(update={"measure": ["memory"]})
-    points, lines, good = make_plan(only, root), [], True
-    with TemporaryDirectory(prefix="lit-probattn-") as folder:
-        store = row_store(Path(folder) / ROWS)
-        _run_missing(only, points, store, Predictions(live=True), None)
-        for point in points:
-            rows = store.of(point_id=point.point_id)
-            line, equal = _line(rows)
-            lines.append({"point": point.label.removeprefix("memory "), **line})
-            good = good and rows[0].status == "ok" and (equal or point.device != "cpu")
-    head = [
-        "Peak memory of one step above resident memory (parameters, buffers, inputs), in bytes.",
-        "Measured by the allocator; predicted with fake tensors, which do not count Python numbers",
-        "that autograd saves (8 bytes each) and the workspace of the fused kernel on the CPU",
-        "(a block of scores per thread).",
-        f"{device_name(config.device)}; {versions()}; revision {git_revision()}",
-        "",
-    ]
-    return "\n".join([*head, *markdown_lines(pd.DataFrame(lines))]), good
-
-
-def _line(rows: list[ProfileRow]) -> tuple[dict[str, object], bool]:
-    by_source = {row.source: row for row in rows}
-    measured, predicted = by_source["measured"], by_source.get("predicted")
-    if predicted is None or measured.peak_memory_bytes is None:
-        guess = None if predicted is None else f"{predicted.peak_memory_bytes:,}"
-        return {"measured": None, "predicted": guess, "difference": measured.reason}, False
-    assert predicted.peak_memory_bytes is not None
-    difference = predicted.peak_memory_bytes - measured.peak_memory_bytes
-    numbers: dict[str, object] = {
-        "resident": f"{measured.resident_memory_bytes:,}",
-        "measured": f"{measured.peak_memory_bytes:,}",
-        "predicted": f"{predicted.peak_memory_bytes:,}",
-        "difference": f"{difference:,}",
-    }
-    unseen = _NUMBERS_KEPT_BYTES
-    if measured.backend in ("sdpa", "auto"):
-        unseen += _WORKSPACE_BYTES * torch.get_num_threads()
-    return numbers, -unseen <= difference <= 0

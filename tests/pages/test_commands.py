@@ -85,7 +85,7 @@ TABLE = [
     Row(r"profiling/cuda\.sh", refusal=NO_GPU),
     Row(r"fit .*lra_listops(\.yaml| ).*trainer[/ ](one_gpu|ddp)", LISTOPS + STEPS, refusal=NO_GPU),
     Row(r"fit \$RUN --trainer\.precision", TEXT, refusal=NO_GPU),  # the small model
-    Row(r"(sweep|memory|kernels) .*_cuda\.yaml", refusal=NO_GPU),
+    Row(r"(sweep|kernels) .*_cuda\.yaml", refusal=NO_GPU),
     Row(r"profiling kernels --tune", refusal=NO_GPU),
     Row(r"reproduce .*--accelerator gpu", refusal=NO_GPU),
     # published tables and figures whose data are not here

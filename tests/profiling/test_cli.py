@@ -125,9 +125,9 @@ def test_output_that_cannot_be_written_is_a_status(error, status, told, capsys, 
     def fails(_):
         raise error
 
-    monkeypatch.setattr("profiling.cli._memory", fails)
+    monkeypatch.setattr("profiling.cli._kernels", fails)
     monkeypatch.setattr("profiling.cli.leave_closed_output", lambda: 141)
-    assert run(capsys, "memory", "--config", "x.yaml") == (status, "", told)
+    assert run(capsys, "kernels", "--model") == (status, "", told)
 
 
 def test_a_sweep_whose_points_all_fail_says_why_and_fails(capsys, tmp_path):

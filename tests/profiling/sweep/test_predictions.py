@@ -44,7 +44,7 @@ def test_a_gpu_never_waits_for_a_prediction(monkeypatch):
     text = describe_plan(config, Path.cwd(), 0, 1)
     assert "2 points on a GPU have no prediction" in text
     (first, *_) = make_plan(config, Path.cwd())
-    assert Predictions.on("cuda").of(first) is None
+    assert Predictions("cuda").of(first) is None
 
 
 def test_predicting_a_kernel_on_fake_tensors_does_not_touch_their_memory():
