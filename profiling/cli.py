@@ -46,10 +46,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="write README.md of these folders instead: the findings of their reports (default: "
         "reports and runs)",
     )
-    report.add_argument(
-        "--results",
-        help="results folder (default runs/profiling/NAME), or a report folder, to read its rows",
-    )
+    report.add_argument("--results", help="results folder (default runs/profiling/NAME)")
     report.add_argument("--out", help="report folder (default reports/NAME)")
     report.add_argument("--html", action="store_true", help="also write one self-contained page")
     kernels = commands.add_parser("kernels", help="compare backends after parity tests")

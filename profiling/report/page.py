@@ -19,7 +19,6 @@ from profiling.measure.rows import ProfileRow, read_rows, to_frame
 from profiling.report.claims import judge
 from profiling.report.figures import figures_of
 from profiling.report.ratios import METRICS, crossovers, found_by, ratio_table, relative_errors
-from profiling.report.stored import is_report, stored_rows
 from profiling.report.tables import (
     crossover_table,
     dearer_lines,
@@ -48,7 +47,7 @@ def write_report(
 
     Args:
         config: the sweep.
-        results: folder of its rows, or a report folder, whose rows are read.
+        results: folder of its rows.
         out: folder of the report.
         html: also write the HTML page.
         command: the command that writes the report, printed after the command of the rows.
@@ -126,8 +125,6 @@ def made_of(frame: pd.DataFrame, command: str = "") -> Made:
 
 
 def _rows_of(config: SweepConfig, results: Path) -> list[ProfileRow]:
-    if is_report(results) and not any(results.glob("rows*.jsonl")):
-        return stored_rows(config, results, Path.cwd())
     rows = load_results(results)
     for row in rows:
         if row.sweep != config.name:

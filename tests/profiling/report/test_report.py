@@ -17,7 +17,7 @@ from profiling.cost.exact import layer_of_row
 from profiling.measure.rows import read_rows, to_frame
 from profiling.report.efficiency import efficiency_lines
 from profiling.report.page import agreement, unequal_lines, write_report
-from profiling.report.ratios import crossovers, ratio_table, relative_errors
+from profiling.report.ratios import METRICS, crossovers, ratio_table, relative_errors
 from profiling.sweep.config import Figure
 from profiling.sweep.run import run_sweep
 from tests.profiling.helpers import MGK, append_rows, attention, fork_workers, sweep
@@ -168,6 +168,12 @@ def test_ratios_join_the_same_place(rows):
         here = frame[place & (frame["source"] == "measured")].set_index("variant")["macs"]
         assert row["ratio_measured"] == here["mgk"] / here["softmax"]
     assert set(ratios["variant"]) == {"mgk", "mgk_full"}
+    metrics = list(ratios["metric"].unique())
+    assert metrics == [name for name in METRICS if name in metrics], "in the order of reports"
+    assert list(ratios["variant"][:8]) == ["mgk"] * 4 + ["mgk_full"] * 4
+    assert list(zip(macs["embed_dim"], macs["seq_len"], strict=True)) == [
+        *((8, 8), (8, 32), (16, 8), (16, 32)),
+    ]
 
 
 def test_crossover_is_interpolated_in_log_length():
