@@ -1,4 +1,4 @@
-"""Shared set-up: seeds, NaN-filled empties, GPU skipping, and the parity table at the end."""
+"""Shared set-up: seeds, NaN-filled empties, GPU skipping."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import torch
 from profiling.kernels.triton_internals import spare_the_interpreter
 from tests.kernels.interpreter import remember_types
 from tests.support.caches import keep_out_of_the_users_cache
-from tests.support.helpers import PARITY_ROWS, parity_table
 from tests.support.logged import Logged, keep_records
 from tests.support.patching import CheckedMonkeyPatch, spare_drawing
 
@@ -150,23 +149,3 @@ def pytest_collection_modifyitems(config, items) -> None:
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node, error) -> None:
-    """Collect the parity rows of a parallel worker."""
-    PARITY_ROWS.extend(getattr(node, "workeroutput", {}).get("parity_rows", []))
-
-
-def pytest_sessionfinish(session) -> None:
-    """Hand the parity rows of a parallel worker to the main process."""
-    output = getattr(session.config, "workeroutput", None)
-    if output is not None:
-        output["parity_rows"] = PARITY_ROWS
-
-
-def pytest_terminal_summary(terminalreporter) -> None:
-    """Print the parity table that the attention tests filled."""
-    if PARITY_ROWS:
-        terminalreporter.section("parity with independent float64 sums (largest difference)")
-        terminalreporter.write_line(parity_table(PARITY_ROWS))

@@ -104,7 +104,7 @@ def test_backends_equal_the_sums(name, share):
     layer = make_layer(ASTAttention, OPTIONS[name])
     for (rows, cols), masks in some_of(list(itertools.product(SHAPES, MASKS)), share, name):
         case = ((rows, cols), masks, (rows + len(masks)) % 2 == 0)
-        assert_equals_the_sums(layer, ast_oracle, BACKENDS, case, variant=name)
+        assert_equals_the_sums(layer, ast_oracle, BACKENDS, case)
 
 
 def test_both_causal_shapes_meet_both_backends():

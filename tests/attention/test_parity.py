@@ -107,7 +107,7 @@ def make_layer(cls, options, **extra):
 def test_backend_equals_the_sums(cls, oracle, name, options, backend, share):
     layer = make_layer(cls, options)
     for case in some_of(COMBINATIONS, share, name, backend):
-        assert_equals_the_sums(layer, oracle, [backend], case, variant=name)
+        assert_equals_the_sums(layer, oracle, [backend], case)
 
 
 @pytest.mark.parametrize("backend", ["reference", "blockwise", "native"])

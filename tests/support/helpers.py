@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from lit_probattn.attention.backends import Backend
     from lit_probattn.randomness import RandomKey
 
-# One dict per comparison of a backend with independently written float64 sums.
-PARITY_ROWS: list[dict[str, object]] = []
-
 
 def listening_on(port: int) -> list[str]:
     """Addresses, as Linux writes them, on which this machine listens at a port."""
@@ -204,12 +201,11 @@ def assert_same(
     expected: tuple[Tensor, dict[str, Tensor]],
     tolerance: float = 1e-12,
     case: object = "",
-) -> tuple[float, float]:
-    """Compare outputs, and gradients with ten times the tolerance; return both differences."""
+) -> None:
+    """Compare outputs, and gradients with ten times the tolerance."""
     out, grad = largest_difference(found, expected)
     assert out < tolerance, case
     assert grad < 10 * tolerance, case
-    return out, grad
 
 
 def assert_equals_the_sums(
@@ -218,7 +214,6 @@ def assert_equals_the_sums(
     backends: Sequence[str],
     case: tuple[tuple[int, int], str, bool],
     *,
-    variant: str = "",
     rng: RandomKey | None = None,
     tolerance: float = 1e-12,
 ) -> dict[str, Tensor]:
@@ -226,7 +221,6 @@ def assert_equals_the_sums(
 
     Args:
         case: numbers of queries and keys, masks of `make_call`, and whether the call is causal.
-        variant: name of the layer in the table at the end of the run; empty means no row.
         tolerance: of the output in float64; the default suits sums of up to 57 terms of order one.
     """
     (rows, cols), masks, is_causal = case
@@ -238,40 +232,9 @@ def assert_equals_the_sums(
         use_backend(layer, backend)
         result = run_with_gradients(layer, inputs, call)
         wanted = grads if layer.backend != "sdpa" else {**grads, "input3": torch.zeros(())}
-        out, grad = assert_same(result, (output, wanted), tolerance, (backend, *case))
+        assert_same(result, (output, wanted), tolerance, (backend, *case))
         found = result[1]
-        if variant:
-            causal, shape = ("yes" if is_causal else "no"), f"{rows}x{cols}"
-            place = {"variant": variant, "backend": backend, "masks": masks, "shape": shape}
-            PARITY_ROWS.append({**place, "causal": causal, "out": out, "grad": grad})
     return found
-
-
-def parity_table(rows: list[dict[str, object]]) -> str:
-    """Format the recorded rows, one line per variant and backend."""
-    merged: dict[tuple[str, str], dict[str, list]] = {}
-    for row in rows:
-        cell = merged.setdefault((str(row["variant"]), str(row["backend"])), {})
-        for name in ("masks", "causal", "shape"):
-            values = cell.setdefault(name, [])
-            if row[name] not in values:
-                values.append(row[name])
-        cell.setdefault("count", []).append(1)
-        cell.setdefault("out", []).append(row["out"])
-        cell.setdefault("grad", []).append(row["grad"])
-    lines = [
-        f"{'variant':34} {'backend':10} {'cases':>5} {'output':>8} {'gradients':>9}  "
-        "masks | causal | shapes (queries x keys)"
-    ]
-    for (variant, backend), cell in sorted(merged.items()):
-        covers = " | ".join(
-            " ".join(sorted(map(str, cell[name]))) for name in ("masks", "causal", "shape")
-        )
-        lines.append(
-            f"{variant:34} {backend:10} {len(cell['count']):5} {max(cell['out']):8.1e} "
-            f"{max(cell['grad']):9.1e}  {covers}"
-        )
-    return "\n".join(lines)
 
 
 @torch.no_grad()

@@ -117,12 +117,7 @@ def test_backend_equals_the_sums(name, noise, backend, share):
     cases = [(shape, *settings) for shape in SHAPES for settings in both]
     cases += [(SHAPES[0], "key", False), (SHAPES[0], "none", True)]
     for case in some_of(cases, share, name, noise, backend):
-        assert_equals_the_sums(
-            *(layer, oracle, [backend], case),
-            variant=f"{name}; noise {noise}",
-            rng=rng,
-            tolerance=TOLERANCE,
-        )
+        assert_equals_the_sums(layer, oracle, [backend], case, rng=rng, tolerance=TOLERANCE)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
