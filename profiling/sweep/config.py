@@ -84,16 +84,13 @@ class ModelConfig(Strict):
 
     Args:
         kind: name of the model.
-        task: a file of `configs/tasks`, whose model sizes are the defaults of the sizes below.
         head_dim: E; or
         head_dim_divisor: E = embed_dim / head_dim_divisor.
         mlp_dim: inner width of the blocks; or
         mlp_ratio: mlp_dim = mlp_ratio · embed_dim.
-        options: further arguments of the model.
     """
 
     kind: ModelKind = "attention"
-    task: str | None = None
     head_dim: int | None = Field(default=None, ge=1)
     head_dim_divisor: int | None = Field(default=None, ge=1)
     num_layers: int | None = Field(default=None, ge=1)

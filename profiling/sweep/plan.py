@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lit_probattn.base.config_files import find
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.files import digest
-from lit_probattn.configs import read_yaml
 from profiling.measure.rows import Quantity
 from profiling.sweep.config import UNUSED, ModelConfig, SweepConfig
 
@@ -78,28 +76,9 @@ class Point:
         return self.quantity == "cost"
 
 
-def task_sizes(path: Path) -> dict[str, Any]:
-    """Return the model sizes that a file of `configs/tasks` sets."""
-    content: Any = read_yaml(path)
-    for key in ("model", "init_args"):
-        content = content.get(key) if isinstance(content, Mapping) else None
-    if not isinstance(content, Mapping):
-        raise ConfigError(f"{path}: missing model.init_args")
-    if content.get("share_layers"):
-        raise ConfigError(
-            f"{path}: sweeps do not support share_layers, since each layer has separate weights; "
-            "remove it"
-        )
-    return {k: content[k] for k in _SIZES if isinstance(content.get(k), int | float)}
-
-
-def model_sizes(
-    config: ModelConfig, embed_dim: int, root: Path
-) -> tuple[dict[str, Any], str | None]:
+def model_sizes(config: ModelConfig, embed_dim: int) -> tuple[dict[str, Any], str | None]:
     """Return the sizes of the model at one width, and the reason if they are invalid."""
     sizes = dict(_DEFAULTS[config.kind])
-    if config.task is not None:
-        sizes.update(task_sizes(find(config.task, root)))
     problem = None
     for name in _SIZES:
         value = getattr(config, name)
@@ -118,8 +97,7 @@ def model_sizes(
     missing = [n for n in _SIZES if n not in optional and sizes.get(n) is None]
     if missing:
         raise ConfigError(
-            f"model of kind {config.kind} needs {', '.join(missing)}: set them under model, or "
-            "in a task file"
+            f"model of kind {config.kind} needs {', '.join(missing)}: set them under model"
         )
     sizes["include_output_layer"] = config.include_output_layer
     sizes["is_causal"] = config.is_causal
@@ -149,7 +127,7 @@ def make_plan(config: SweepConfig, root: Path) -> list[Point]:
         config.variants,
     )
     for quantity, width, length, heads, batch, mode, backend, dtype, name in axes:
-        sizes, problem = model_sizes(config.model, width, root)
+        sizes, problem = model_sizes(config.model, width)
         own = config.variants[name].backend
         if own is not None and backend != grid.backend[0]:
             continue

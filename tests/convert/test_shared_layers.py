@@ -14,7 +14,6 @@ from lit_probattn.convert.to_transformers import export_model
 from lit_probattn.training.checkpoints import load_checkpoint
 from lit_probattn.training.init_from import init_from
 from lit_probattn.training.trained import open_trained
-from profiling.sweep.plan import task_sizes
 from tests.support.runs import arguments, newest_state, only_version, run
 
 OPTIONS = {"share_layers": "true", "pooling": "cls", "positions": "sinusoidal", "num_layers": "3"}
@@ -53,14 +52,6 @@ def test_it_is_converted_and_begun_with(trained, tmp_path, capsys):
     found = init_from(opened, str(out))
     assert (found.new, found.left) == ([], [])
     assert set(found.taken) == set(load_checkpoint(out)["state_dict"])
-
-
-def test_what_has_no_place_for_a_shared_block_says_so(tmp_path):
-    path = tmp_path / "task.yaml"
-    sizes = {"num_layers": 3, "share_layers": True}
-    path.write_text(yaml.safe_dump({"model": {"init_args": sizes}}))
-    with pytest.raises(ConfigError, match=r"task.yaml: sweeps do not support share_layers"):
-        task_sizes(path)
 
 
 def test_a_shared_block_is_not_written_for_transformers():
