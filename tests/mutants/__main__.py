@@ -4,12 +4,11 @@
 
 For each folder the tests run once with probes, which say which tests run which lines; tests that
 fail there are not used. Then a sample of its lines is drawn; in each, one fault is planted, and the
-tests that run the line run until one fails. A fault that the folder's own tests do not detect is
-tried with those of `--wider`, too. Every fault has a fork of this process, which has imported what
-is not ours, and loads the changed source through an import hook: no file is written, and a fault
-costs the import of our packages and its tests. C (`kernels/cpu`) is changed in its text and
-compiled. Verdicts are appended to a file and not sought again while their source is unchanged, so
-it can be stopped at any time. At the end every fault that no test saw is printed, but those that
+tests that run the line run until one fails. Every fault has a fork of this process, which has
+imported what is not ours, and loads the changed source through an import hook: no file is written,
+and a fault costs the import of our packages and its tests. C (`kernels/cpu`) is changed in its text
+and compiled. Verdicts are appended to a file and not sought again while their source is unchanged,
+so it can be stopped at any time. At the end every fault that no test saw is printed, but those that
 change nothing (`equivalent.txt`).
 """
 
@@ -85,9 +84,6 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", allow_abbrev=False)
     parser.add_argument("folders", nargs="+", help="folders or files of the packages")
     parser.add_argument("--tests", nargs="+", help="default: the folder of the same name")
-    parser.add_argument(
-        "--wider", nargs="+", default=[], help="tests of the faults that these do not detect"
-    )
     parser.add_argument("--sample", type=int, default=60, help="lines of each folder")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=ROOT / "build/mutants")
@@ -99,7 +95,7 @@ def main(words: Sequence[str] | None = None) -> int:
     found: list[Verdict] = []
     for folder in given.folders:
         tests = given.tests or [tests_of(folder)]
-        found += judge(folder, [tests, given.wider], given.sample, given.seed, given.out)
+        found += judge(folder, tests, given.sample, given.seed, given.out)
     return report(found)
 
 
@@ -124,77 +120,41 @@ def tests_of(folder: str) -> str:
 
 
 def judge(
-    folder: str, scopes: Sequence[Sequence[str]], sample: int, seed: int, out: Path
+    folder: str, tests: Sequence[str], sample: int, seed: int, out: Path
 ) -> Iterator[Verdict]:
     """Yield the verdicts on a folder's sample, kept ones and new ones.
 
     Args:
         folder: path of the sources.
-        scopes: tests; those of the second are tried where those of the first detect nothing.
+        tests: folders and files of the tests.
         sample: number of lines.
         seed: of the sample.
         out: folder of the verdicts.
     """
-    kept = out / f"{folder.replace('/', '_')}.jsonl"
+    kept, among = out / f"{folder.replace('/', '_')}.jsonl", " ".join(tests)
     known = {(v.digest, v.line, v.what, v.among): v for v in read(kept)}
     files = sources(folder)
     python = [name for name in files if name.endswith(".py")]
     texts = {file: (ROOT / file).read_text(encoding="utf-8") for file in files}
-    tried_before: Sequence[str] = ()
-    faults = drawn(texts, sample, seed)
-    found: list[Verdict] = []
-    for tests in filter(None, scopes):
-        among = " ".join(tests)
-        runs: dict[str, dict[int, list[str]]] | None = None
-        undetected = []
-        for file, line, what, planted in faults:
-            key = digest(texts[file]), line, what, among
-            verdict = known.get(key)
-            if verdict is None:
-                if runs is None:
-                    place = out / f"{kept.stem}-{digest(among)}.runs"
-                    runs = without(which_run(python, tests, place), tried_before)
-                chosen = chosen_tests(runs, texts[file], file, line, list(tests), seed)
-                start = time.monotonic()
-                result = tried(file, planted(), chosen) if chosen else UNREACHED
-                text = texts[file].splitlines()[line - 1].strip()
-                seconds = round(time.monotonic() - start, 1)
-                verdict = Verdict(
-                    *(file, line, text, what, key[0], result, among, len(chosen), seconds)
-                )
-                with kept.open("a", encoding="utf-8") as lines:
-                    lines.write(json.dumps(asdict(verdict)) + "\n")
-                print(f"{verdict.verdict}: {file}:{line} {what} ({seconds:.0f} s)", flush=True)
-            found.append(verdict)
-            if verdict.verdict not in DETECTED:
-                undetected.append((file, line, what, planted))
-        faults, tried_before = undetected, tests
-    yield from latest(found)
-
-
-def latest(found: Sequence[Verdict]) -> list[Verdict]:
-    """Return one verdict of each fault: that it was detected, else that it survived any tests."""
-    order = (UNREACHED, SURVIVED, *DETECTED)
-    best: dict[tuple[str, int, str], Verdict] = {}
-    for verdict in found:
-        key = verdict.file, verdict.line, verdict.what
-        if key not in best or order.index(verdict.verdict) > order.index(best[key].verdict):
-            best[key] = verdict
-    return list(best.values())
-
-
-def without(
-    runs: dict[str, dict[int, list[str]]], places: Sequence[str]
-) -> dict[str, dict[int, list[str]]]:
-    """Return which tests run which lines but those of some folders and files."""
-    starts = tuple(f"{place}{end}" for place in places for end in ("/", "::"))
-    return {
-        file: {
-            line: [name for name in names if not name.startswith(starts)]
-            for line, names in lines.items()
-        }
-        for file, lines in runs.items()
-    }
+    runs: dict[str, dict[int, list[str]]] | None = None
+    for file, line, what, planted in drawn(texts, sample, seed):
+        key = digest(texts[file]), line, what, among
+        verdict = known.get(key)
+        if verdict is None:
+            if runs is None:
+                runs = which_run(python, tests, out / f"{kept.stem}-{digest(among)}.runs")
+            chosen = chosen_tests(runs, texts[file], file, line, list(tests), seed)
+            start = time.monotonic()
+            result = tried(file, planted(), chosen) if chosen else UNREACHED
+            text = texts[file].splitlines()[line - 1].strip()
+            seconds = round(time.monotonic() - start, 1)
+            verdict = Verdict(
+                *(file, line, text, what, key[0], result, among, len(chosen), seconds)
+            )
+            with kept.open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(asdict(verdict)) + "\n")
+            print(f"{verdict.verdict}: {file}:{line} {what} ({seconds:.0f} s)", flush=True)
+        yield verdict
 
 
 def read(path: Path) -> list[Verdict]:

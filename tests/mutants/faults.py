@@ -36,21 +36,6 @@ _IN_C = [
 ]
 
 
-@dataclass(frozen=True)
-class Fault:
-    """One fault of a source.
-
-    Args:
-        line: number of the line, from 1.
-        what: the change in words; with the line it says which fault it is.
-        source: the whole source with the fault.
-    """
-
-    line: int
-    what: str
-    source: str
-
-
 def python_faults(source: str) -> dict[int, list[tuple[str, Callable[[], str]]]]:
     """Return the faults of each line: what is changed, and a function that gives the source then.
 

@@ -154,49 +154,16 @@ def test_what_was_judged_is_not_judged_again(tmp_path, monkeypatch, capsys):
         return mutants.SURVIVED if len(tried) == 1 else mutants.SEEN
 
     monkeypatch.setattr(mutants, "tried", judged)
-    first = list(mutants.judge("pkg", [["t"]], 100, 0, tmp_path))
+    first = list(mutants.judge("pkg", ["t"], 100, 0, tmp_path))
     assert len(first) == len(python_faults(SOURCE)) > len(tried) > 1
     count = len(tried)
     kept = tmp_path / "pkg.jsonl"
     kept.write_text(kept.read_text(encoding="utf-8") + '{"cut": ')
-    assert list(mutants.judge("pkg", [["t"]], 100, 0, tmp_path)) == first
+    assert list(mutants.judge("pkg", ["t"], 100, 0, tmp_path)) == first
     assert len(tried) == count
     assert mutants.report(first) == 1
     assert "survived: pkg/made.py:" in capsys.readouterr().out
     assert [v.verdict for v in first].count(mutants.UNREACHED) == len(first) - count
-
-
-def test_other_tests_are_tried_with_what_those_of_the_folder_do_not_detect(tmp_path, monkeypatch):
-    (tmp_path / "pkg").mkdir()
-    (tmp_path / "pkg/made.py").write_text(SOURCE)
-    runs = {"pkg/made.py": {9: ["t/a::one", "u::two"], 12: ["t/a::one"], 10: ["u::three"]}}
-    monkeypatch.setattr(mutants, "ROOT", tmp_path)
-    monkeypatch.setattr(
-        mutants,
-        "which_run",
-        lambda files, tests, kept: (
-            runs if "u" in tests else {"pkg/made.py": {9: ["t/a::one"], 12: ["t/a::one"]}}
-        ),
-    )
-    tried = []
-
-    def judged(file, source, tests):
-        tried.append(sorted(tests))
-        return mutants.SEEN if tests == ["u::two"] else mutants.SURVIVED
-
-    monkeypatch.setattr(mutants, "tried", judged)
-    found = list(mutants.judge("pkg", [["t"], ["t", "u"]], 100, 0, tmp_path))
-    assert len(found) == len(python_faults(SOURCE))
-    of_line = {line: {v.verdict for v in found if v.line == line} for line in (8, 9, 10, 12)}
-    assert of_line == {
-        **{8: {mutants.UNREACHED}, 9: {mutants.SEEN}},
-        **{10: {mutants.SURVIVED}, 12: {mutants.SURVIVED}},
-    }
-    assert ["t/a::one"] in tried
-    assert ["t/a::one", "u::two"] not in tried
-    again = len(tried)
-    assert list(mutants.judge("pkg", [["t"], ["t", "u"]], 100, 0, tmp_path)) == found
-    assert len(tried) == again
 
 
 def test_tests_that_fail_without_a_fault_are_not_used():
