@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -41,39 +40,6 @@ from lit_probattn.base.arguments import (
 from lit_probattn.base.errors import DataError, MissingDataError
 
 _SHOWN_ROWS = 3
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Facts about the data that are needed to run a trained model in its environment.
-
-    Args:
-        env_name: gymnasium's name, without the version.
-        observation_mean: Subtracted from observations, (obs_dim,) float64.
-        observation_std: Divisor after the subtraction, including the added 1e-6. (obs_dim,).
-        target_returns: Target returns for the model, not divided by `return_scale`.
-        reference_returns: Returns of a random policy and of an expert: scores 0 and 100.
-        return_scale: Divisor of returns-to-go.
-        context_length: Number of steps in the model's context.
-        max_timestep: Upper bound of step numbers, exclusive.
-    """
-
-    env_name: str
-    observation_mean: npt.NDArray[np.float64]
-    observation_std: npt.NDArray[np.float64]
-    target_returns: tuple[float, float]
-    reference_returns: tuple[float, float]
-    return_scale: float
-    context_length: int
-    max_timestep: int
-
-    def state(self) -> dict[str, Any]:
-        """Return plain values for checkpoints; floats are exact."""
-        values = {
-            name: value.tolist() if isinstance(value, np.ndarray) else value
-            for name, value in asdict(self).items()
-        }
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
 
 
 @with_defaults(val_fraction=0.05, batch_size=64)
@@ -138,19 +104,25 @@ class TrajectoryModule(HeldOut):
         return 3 * self.context_length
 
     @property
-    def evaluation(self) -> Evaluation:
-        """Facts that are needed to run a trained model."""
-        mean, std = np.array(self.episodes.moments)
-        return Evaluation(
-            self.environment.name,
-            mean,
-            std,
-            self.environment.target_returns,
-            self.environment.reference_returns,
-            self.return_scale,
-            self.context_length,
-            self.max_timestep,
-        )
+    def evaluation(self) -> dict[str, Any]:
+        """Facts that are needed to run a trained model in its environment, as plain values.
+
+        `env_name` in gymnasium without the version; `observation_mean` and `observation_std`, with
+        the added 1e-6, to subtract and divide by; two `target_returns` for the model;
+        `reference_returns` of a random policy and of an expert; `return_scale`, `context_length`
+        and `max_timestep`, the exclusive upper bound of step numbers.
+        """
+        mean, std = self.episodes.moments
+        return {
+            "env_name": self.environment.name,
+            "observation_mean": mean.tolist(),
+            "observation_std": std.tolist(),
+            "target_returns": list(self.environment.target_returns),
+            "reference_returns": list(self.environment.reference_returns),
+            "return_scale": self.return_scale,
+            "context_length": self.context_length,
+            "max_timestep": self.max_timestep,
+        }
 
     # ---- splits ------------------------------------------------------------------------------
 
@@ -191,11 +163,11 @@ class TrajectoryModule(HeldOut):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the evaluation facts, for checkpoints."""
-        return {"evaluation": self.evaluation.state()}
+        return {"evaluation": self.evaluation}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raise a DataError if a checkpoint was trained on other data."""
-        before, now = state_dict["evaluation"], self.evaluation.state()
+        before, now = state_dict["evaluation"], self.evaluation
         for name, value in now.items():
             if before[name] != value:
                 shown = "are others" if isinstance(value, list) else f"is {value}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -64,16 +63,11 @@ class EvaluationFacts:
 
     @classmethod
     def of(cls, data: Any) -> EvaluationFacts | None:
-        """Return the facts of a DataModule, from its `evaluation`; None if it has none."""
+        """Return the facts in a DataModule's `evaluation`, a mapping; None if it has none."""
         found = getattr(data, "evaluation", None)
         if found is None:
             return None
-        given = {
-            name: found[name] if isinstance(found, Mapping) else getattr(found, name)
-            for name in cls.__dataclass_fields__
-            if name != "return_scale"
-        }
-        return cls(**given, return_scale=data.return_scale)
+        return cls(**{name: found[name] for name in cls.__dataclass_fields__})
 
     def state(self) -> dict[str, Any]:
         """Return plain values for a checkpoint; `EvaluationFacts(**state)` restores them."""

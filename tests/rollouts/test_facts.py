@@ -40,14 +40,16 @@ def test_states_are_standardised_in_double_precision():
 
 
 def test_they_come_from_the_data_and_return_from_a_checkpoint():
-    evaluation = SimpleNamespace(
-        env_name="Hopper",
-        observation_mean=np.array([0.1, 0.2]),
-        observation_std=np.array([1.0, 2.0]),
-        target_returns=(3600.0, 1800.0),
-        reference_returns=(-20.0, 3234.3),
-    )
-    found = EvaluationFacts.of(SimpleNamespace(evaluation=evaluation, return_scale=1000.0))
+    evaluation = {
+        "env_name": "Hopper",
+        "observation_mean": [0.1, 0.2],
+        "observation_std": [1.0, 2.0],
+        "target_returns": [3600.0, 1800.0],
+        "reference_returns": [-20.0, 3234.3],
+        "return_scale": 1000.0,
+        "context_length": 20,
+    }
+    found = EvaluationFacts.of(SimpleNamespace(evaluation=evaluation))
     assert found is not None
     assert found.target_returns == (3600.0, 1800.0)
     assert EvaluationFacts(**found.state()) == found

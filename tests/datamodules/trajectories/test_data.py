@@ -139,7 +139,7 @@ def test_what_evaluation_needs_is_in_the_checkpoint(path: Path) -> None:
     assert state["target_returns"] == [3600.0, 1800.0]
     assert state["reference_returns"] == [-20.272305, 3234.3]
     assert (state["return_scale"], state["context_length"], state["max_timestep"]) == (7.0, K, 1000)
-    assert np.array(state["observation_std"]).tolist() == module.evaluation.observation_std.tolist()
+    assert state == module.evaluation
     assert (module.obs_dim, module.act_dim, module.max_seq_len) == (11, 3, 15)
     opened(path).load_state_dict(module.state_dict())
     other = made.write(path.with_name("other.hdf5"), actions=made.arrays(seed=1)["actions"])

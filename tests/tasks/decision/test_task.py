@@ -255,7 +255,7 @@ def test_a_checkpoint_holds_what_playing_needs():
     fresh.on_load_checkpoint(checkpoint)
     assert fresh.facts == task.facts
     assert fresh._validations == 2
-    np.testing.assert_array_equal(fresh.facts.observation_mean, data.evaluation.observation_mean)
+    np.testing.assert_array_equal(fresh.facts.observation_mean, data.evaluation["observation_mean"])
 
 
 def test_predictions_are_those_of_real_steps():
