@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from datamodules.core.base import Generated, Split
+from datamodules.core.base import Generated, Padded, Split
 from datamodules.core.order import hashes
 from datamodules.core.sequences import Ragged, TokenSplit
 from lit_probattn.base.arguments import Count
 from lit_probattn.base.errors import DataError
 
 
-class Synthetic(Generated):
+class Synthetic(Generated, Padded):
     """Sequences of random tokens in which one of `num_classes` marker tokens occurs.
 
     The markers are the ids 1..num_classes; the target is the index of the one that occurs. It
@@ -27,7 +27,7 @@ class Synthetic(Generated):
         vocab_size: Number of ids, padding included.
         num_classes: Number of classes.
         data_seed: Seed of the samples.
-        **kwargs: Arguments of Generated (samples of the splits) and DataModule.
+        **kwargs: Arguments of Generated (samples of the splits), Padded and DataModule.
     """
 
     task = "synthetic"

@@ -87,8 +87,6 @@ class DataModule(pl.LightningDataModule):
             micro-batch. Does not affect results.
         num_workers: Number of persistent loader processes per rank. Does not affect batches.
         seed: Seed of the order of training samples.
-        pad_to: Pad each batch to its longest sequence, or always to max_seq_len.
-        pad_multiple: With `longest`, the padded length is rounded up to a multiple of this.
         predict_split: The split that `predict` reads.
     """
 
@@ -111,8 +109,6 @@ class DataModule(pl.LightningDataModule):
         eval_batch_size: Count | None = None,
         num_workers: WholeNumber = 0,
         seed: int = 0,
-        pad_to: Literal["longest", "max"] = "longest",
-        pad_multiple: Annotated[Count, OnlyWith(pad_to="longest")] = 64,
         predict_split: SplitName = "test",
     ) -> None:
         super().__init__()
@@ -123,7 +119,6 @@ class DataModule(pl.LightningDataModule):
         self._cache_is_named = bool(cache)
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
         self.num_workers, self.seed = num_workers, seed
-        self.pad_to, self.pad_multiple = pad_to, pad_multiple
         self.predict_split = predict_split
         self.splits: dict[str, Any] = {}
         # By split; `train+val` is the union of two splits.
@@ -178,7 +173,7 @@ class DataModule(pl.LightningDataModule):
 
     def collate(self) -> Callable[[list[Any]], Batch]:
         """Return the picklable function that collates samples into a batch."""
-        return PadCollate(self.pad_to, self.pad_multiple, self.max_seq_len)
+        raise NotImplementedError
 
     def collate_of(self, name: str) -> Callable[[list[Any]], Batch]:
         """Return the function that collates evaluation batches of one split."""
@@ -307,6 +302,30 @@ class DataModule(pl.LightningDataModule):
         overfit = getattr(self.trainer, "overfit_batches", 0)
         counter: Any = progress.current if overfit else progress.total
         return counter.processed
+
+
+class Padded(DataModule):
+    """Sequences of variable length, padded at the end.
+
+    Args:
+        pad_to: Pad each batch to its longest sequence, or always to max_seq_len.
+        pad_multiple: With `longest`, the padded length is rounded up to a multiple of this.
+        **kwargs: Arguments of the parent class.
+    """
+
+    def __init__(
+        self,
+        *,
+        pad_to: Literal["longest", "max"] = "longest",
+        pad_multiple: Annotated[Count, OnlyWith(pad_to="longest")] = 64,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.pad_to, self.pad_multiple = pad_to, pad_multiple
+
+    def collate(self) -> Callable[[list[Any]], Batch]:
+        """Return the function that collates samples into a padded batch."""
+        return PadCollate(self.pad_to, self.pad_multiple, self.max_seq_len)
 
 
 class Generated(DataModule):

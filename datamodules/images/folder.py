@@ -55,7 +55,7 @@ class ImageFolder(NewSamples, AtPath, Divided, ImageNet):
 
     task = "own_images"
     # Fractions and folders instead, and `check` always reads every image.
-    sets = (*ImageNet.sets, "held_out_per_class", "ground_truth", "verify")
+    sets = ("held_out_per_class", "ground_truth", "verify")
     classes_of = "the folders"
 
     def __init__(self, **kwargs: Any) -> None:

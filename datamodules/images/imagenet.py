@@ -88,7 +88,6 @@ class ImageNet(ClassMap, DataModule):
     """
 
     task = "imagenet"
-    sets: tuple[str, ...] = ("pad_to", "pad_multiple")  # nothing is padded
     classes_of = "the folders"
     num_features = 3  # red, green and blue
     max_seq_len: int
@@ -114,7 +113,7 @@ class ImageNet(ClassMap, DataModule):
         verify: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(pad_to="max", pad_multiple=1, **kwargs)
+        super().__init__(**kwargs)
         self.image_size, self.verify = image_size, verify
         self.max_seq_len = image_size**2
         self.held_out_per_class = held_out_per_class

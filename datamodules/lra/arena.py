@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from datamodules.core.base import CachedDataModule
+from datamodules.core.base import CachedDataModule, Padded
 from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.loaders import EvaluationOrders
 from datamodules.core.order import EvaluationOrder, RotatingOrder
@@ -112,13 +112,13 @@ class ArenaData(CachedDataModule):
         return max(0, int(-(-processed // interval)) - 1)
 
 
-class ArenaTokens(ArenaData):
+class ArenaTokens(Padded, ArenaData):
     """Sequences of variable length; base of ListOps, Text and Retrieval.
 
     Args:
         max_length_tokens: Longer sequences are truncated; max_seq_len is this number rounded up to
             a power of two: 4000 gives 4096, 1000 gives 1024.
-        **kwargs: Arguments of ArenaData and DataModule.
+        **kwargs: Arguments of Padded, ArenaData and DataModule.
     """
 
     num_ids = 257  # bytes and padding
@@ -182,11 +182,10 @@ class ArenaPixels(ArenaData):
         **kwargs: Arguments of ArenaData and DataModule.
     """
 
-    sets: tuple[str, ...] = ("pad_to", "pad_multiple")  # nothing is padded
     num_ids = 256
 
     def __init__(self, *, key_mask: KeyMask = "non_zero", **kwargs: Any) -> None:
-        super().__init__(pad_to="max", pad_multiple=1, **kwargs)
+        super().__init__(**kwargs)
         self.key_mask: KeyMask = key_mask
 
     def collate(self) -> PixelCollate:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.core.base import DataModule
+from datamodules.core.base import Padded
 from datamodules.core.own import ClassMap
 from datamodules.core.sequences import SequenceSplit
 from lit_probattn.base.arguments import Count
@@ -101,14 +101,14 @@ def _shift_and_scale(
     return mean, np.where(constant, np.inf, np.sqrt(squares / max(count - 1, 1)) + _EPS)
 
 
-class SeriesData(ClassMap, DataModule):
+class SeriesData(ClassMap, Padded):
     """Base of data sets of series with classes; checkpoints store the training statistics.
 
     Args:
         normalization: `standardize` and `minmax` by each feature's training statistics, or by the
             statistics of the series itself (`per_sample_std`, `per_sample_minmax`), or `none`.
         max_length: Longer series are truncated. Default: the longest training series.
-        **kwargs: Arguments of the parent class.
+        **kwargs: Arguments of Padded and of the parent class.
     """
 
     def __init__(

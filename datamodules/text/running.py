@@ -113,7 +113,6 @@ class OwnText(NewSamples, AtPath, Divided, TextStream):
     """
 
     task = "own_text"
-    sets: tuple[str, ...] = ("pad_to", "pad_multiple")  # nothing is padded
     units: TokenChoice
 
     def __init__(
@@ -125,7 +124,7 @@ class OwnText(NewSamples, AtPath, Divided, TextStream):
         **kwargs: Any,
     ) -> None:
         units = TokenChoice(tokens, vocab_limit, min_count)
-        super().__init__(units=units, pad_to="max", pad_multiple=1, **kwargs)
+        super().__init__(units=units, **kwargs)
         self.path, self.title = expand(self.given_path), self.given_path
         self._found: dict[str, TextSource] = {}
         self._new_text: Cache | None = None

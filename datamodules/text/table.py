@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.core.base import Split
+from datamodules.core.base import Padded, Split
 from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.own import OwnSamples, Rows, beginning
 from datamodules.core.sequences import TokenSplit, as_targets, ragged_writer
@@ -199,7 +199,7 @@ def _require_different(columns: dict[str, str]) -> None:
             )
 
 
-class LabelledTexts(TextTable):
+class LabelledTexts(Padded, TextTable):
     """Texts and their class, from a CSV, TSV, JSON lines or Parquet file.
 
     Ids: 0 padding, then the tokens; a line of the text ends with `<eos>` (a newline if tokens
@@ -216,7 +216,7 @@ class LabelledTexts(TextTable):
             sub-words.
         min_count: Words with a lower count in the training split become `<unk>`.
         max_length: Longer texts are truncated to this number of tokens; the model's max_seq_len.
-        **kwargs: Arguments of OwnSamples.
+        **kwargs: Arguments of Padded and OwnSamples.
     """
 
     task = "own_texts"

@@ -112,7 +112,7 @@ class TokenBatches(DataModule):
         **kwargs: Arguments of the parent class.
     """
 
-    sets: tuple[str, ...] = ("batch_size", "eval_batch_size", "pad_to")
+    sets: tuple[str, ...] = ("batch_size", "eval_batch_size")
 
     def __init__(
         self,
@@ -122,14 +122,9 @@ class TokenBatches(DataModule):
         pad_multiple: Count = 1,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            batch_size=1,
-            eval_batch_size=None,
-            pad_to="longest",
-            pad_multiple=pad_multiple,
-            **kwargs,
-        )
+        super().__init__(batch_size=1, eval_batch_size=None, **kwargs)
         self.max_tokens, self.eval_max_tokens = max_tokens, eval_max_tokens
+        self.pad_multiple = pad_multiple
 
     def batch_lengths(self, name: str) -> Lengths:
         """Return the lengths of a split that determine its batches."""

@@ -43,7 +43,7 @@ class WikiText103(TextStream):
 
     task = "wikitext103"
     title = "WikiText"
-    sets: tuple[str, ...] = ("units", "pad_to", "pad_multiple")  # nothing is padded
+    sets: tuple[str, ...] = ("units",)
     units: TokenChoice
 
     def __init__(
@@ -58,7 +58,7 @@ class WikiText103(TextStream):
         self._named: dict[str, Any] = {"vocab_file": vocab_file, "subwords": subwords}
         self._named["tokenizer_file"] = tokenizer_file
         units = of_running_text(**self._named)
-        super().__init__(units=units, pad_to="max", pad_multiple=1, **kwargs)
+        super().__init__(units=units, **kwargs)
         self.corpus = self.title = corpus
 
     def settings(self) -> dict[str, Any]:

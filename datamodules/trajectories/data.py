@@ -62,13 +62,12 @@ class TrajectoryModule(HeldOut):
             episodes, and so does validation.
     """
 
-    sets: tuple[str, ...] = ("pad_to", "pad_multiple")
     may_hold_out_none = True
 
     def __init__(
         self, *, context_length: Count = 20, return_scale: Positive = 1000.0, **kwargs: Any
     ) -> None:
-        super().__init__(pad_to="max", pad_multiple=1, **kwargs)
+        super().__init__(**kwargs)
         self.context_length, self.return_scale = context_length, float(return_scale)
 
     @property

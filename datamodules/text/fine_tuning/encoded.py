@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.core.base import CachedDataModule
+from datamodules.core.base import CachedDataModule, Padded
 from datamodules.core.order import TrainingOrder, permutation
 from datamodules.text.choice import Kind, TokenChoice, VocabLimit
 from datamodules.text.fine_tuning.batches import TypedCollate
@@ -48,7 +48,7 @@ class BucketOrder(TrainingOrder):
         return batches[permutation(self.steps_per_epoch, ~self.seed, epoch)].reshape(-1)
 
 
-class EncodedTexts(CachedDataModule):
+class EncodedTexts(Padded, CachedDataModule):
     """BERT-style or RoBERTa-style sequences; base of data for pre-trained encoders.
 
     Args:
