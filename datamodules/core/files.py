@@ -119,6 +119,10 @@ class Release:
             self.title, what, expected, self.origin, command, place, otherwise=self.otherwise
         )
 
+    def find_single(self, data_dir: Path, path: str = "") -> dict[str, Path]:
+        """Return the file of each part, for layouts of single files; see `find`."""
+        return {part: paths[0] for part, paths in self.find(data_dir, path).items()}
+
     def files_in(self, folders: Iterable[Path]) -> dict[str, list[Path]] | None:
         """Return `find_files` of this release."""
         return find_files(self.title, folders, self.forms, self.optional)

@@ -20,7 +20,7 @@ SPLIT_FILES = {
     "val": "new_aan_pairs.eval.tsv",
     "test": "new_aan_pairs.test.tsv",
 }
-_RELEASE = Release(
+FILES = Release(
     "Retrieval",
     "retrieval",
     ", ".join(SPLIT_FILES.values()),
@@ -40,11 +40,6 @@ class Pair(NamedTuple):
     target: int
     texts: tuple[bytes, bytes]
     num_bytes: tuple[int, int]
-
-
-def find_release(data_dir: Path) -> dict[str, Path]:
-    """Return the path of each split's file, or raise a MissingDataError."""
-    return {name: paths[0] for name, paths in _RELEASE.find(data_dir).items()}
 
 
 def read_pairs(path: Path, advance: Callable[[int], None]) -> Iterator[Pair]:

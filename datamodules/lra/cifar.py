@@ -11,14 +11,14 @@ import io
 import pickle
 import pickletools
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.core.files import find_files, not_found, read_tar
+from datamodules.core.files import Release, read_tar
 from lit_probattn.base.errors import DataError
 
 NUM_CLASSES = 10
@@ -30,6 +30,14 @@ SPLIT_FILES = {
     "test": ("test_batch",),
 }
 _FILES = tuple(name for names in SPLIT_FILES.values() for name in names)
+RELEASE = Release(
+    "Image",
+    "image",
+    f"{', '.join(_FILES)}, or the archive {ARCHIVE}",
+    "Official source: CIFAR-10, the Python version, www.cs.toronto.edu/~kriz/cifar.html",
+    ({name: (name,) for name in _FILES}, {ARCHIVE: (ARCHIVE,)}),
+    (FOLDER, ""),
+)
 # A file of the release has 31 MB; larger files are rejected.
 _MAX_BYTES = 64 << 20
 
@@ -43,28 +51,8 @@ _KNOWN_NAMES: dict[tuple[str, str], Any] = {
 }
 
 
-def find_release(data_dir: Path) -> Path:
-    """Return the folder of the six files, else the archive; raises MissingDataError."""
-    found = find_files(
-        "Image", (data_dir / FOLDER, data_dir), ({name: (name,) for name in _FILES},)
-    )
-    if found is not None:
-        return found[_FILES[0]][0].parent
-    if (data_dir / ARCHIVE).is_file():
-        return data_dir / ARCHIVE
-    raise not_found(
-        "Image",
-        "CIFAR-10 is",
-        f"the folder {data_dir / FOLDER} with {', '.join(_FILES)}, or the archive "
-        f"{data_dir / ARCHIVE}",
-        "Official source: www.cs.toronto.edu/~kriz/cifar.html, the Python version",
-        "image",
-        data_dir,
-    )
-
-
-def read_release(release: Path, advance: Callable[[int], None]) -> dict[str, Batch]:
-    """Read a folder or an archive; return images and labels by file name.
+def read_release(files: Mapping[str, Path], advance: Callable[[int], None]) -> dict[str, Batch]:
+    """Read the files or the archive of `RELEASE`; return images and labels by file name.
 
     `advance` is called with the number of images read.
 
@@ -88,16 +76,16 @@ def read_release(release: Path, advance: Callable[[int], None]) -> dict[str, Bat
         folder, _, name = member.name.removeprefix("./").rpartition("/")
         if folder == FOLDER and name in _FILES:
             file = archive.extractfile(member) if member.isfile() else None
-            take(name, f"{release}: {member.name}", file)
+            take(name, f"{files[ARCHIVE]}: {member.name}", file)
 
-    if release.is_dir():
-        for name in _FILES:
-            take(name, str(release / name), (release / name).open("rb"))
-    else:
-        read_tar(release, take_member)
-        absent = [name for name in _FILES if name not in batches]
-        if absent:
-            raise DataError(f"{release}: missing from the archive: {FOLDER}/{', '.join(absent)}")
+    if ARCHIVE not in files:
+        for name, path in files.items():
+            take(name, str(path), path.open("rb"))
+        return batches
+    read_tar(files[ARCHIVE], take_member)
+    absent = [name for name in _FILES if name not in batches]
+    if absent:
+        raise DataError(f"{files[ARCHIVE]}: missing from the archive: {FOLDER}/{', '.join(absent)}")
     return batches
 
 

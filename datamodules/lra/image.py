@@ -63,14 +63,11 @@ class Image(ArenaPixels):
 
     def sources(self) -> list[Path]:
         """Return the archive or the files of the folder."""
-        release = cifar.find_release(self.data_dir)
-        if release.is_file():
-            return [release]
-        return [release / name for names in cifar.SPLIT_FILES.values() for name in names]
+        return list(cifar.RELEASE.find_single(self.data_dir).values())
 
     def build(self, writer: CacheWriter) -> None:
         """Read the release."""
-        release = cifar.find_release(self.data_dir)
+        release = cifar.RELEASE.find_single(self.data_dir)
         with progress("Image: reading the release", _NUM_IMAGES, "images") as advance:
             batches = cifar.read_release(release, advance)
         for split, names in cifar.SPLIT_FILES.items():

@@ -121,7 +121,7 @@ class ListOps(Generated, ArenaTokens):
         """Return the released files; none for generated data."""
         if self.source == "generated":
             return []
-        return list(listops_release.find_release(self.data_dir).values())
+        return list(listops_release.FILES.find_single(self.data_dir).values())
 
     def build(self, writer: CacheWriter) -> None:
         """Generate the samples, or read the release."""
@@ -182,7 +182,7 @@ class ListOps(Generated, ArenaTokens):
             write_sequences(writer, name, pieces, map(len, pieces), targets)
 
     def _read(self, writer: CacheWriter) -> None:
-        paths = listops_release.find_release(self.data_dir)
+        paths = listops_release.FILES.find_single(self.data_dir)
         size = sum(path.stat().st_size for path in paths.values())
         with progress("ListOps: reading the release", size, "bytes") as advance:
             for name, path in paths.items():

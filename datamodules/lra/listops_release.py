@@ -20,7 +20,7 @@ from datamodules.lra.listops_generator import CLOSE, FIRST_DIGIT, OPERATORS, TOK
 from lit_probattn.base.errors import DataError
 
 SPLIT_FILES = {"train": "basic_train.tsv", "val": "basic_val.tsv", "test": "basic_test.tsv"}
-_RELEASE = Release(
+FILES = Release(
     "ListOps",
     "listops --source released",
     ", ".join(SPLIT_FILES.values()),
@@ -33,11 +33,6 @@ _HEADER = b"Source\tTarget"
 _OPEN, _CLOSED = 254, 253  # codes of parentheses, distinct from token ids
 _CODES = {token.encode(): code for code, token in enumerate(TOKENS) if code}
 _CODES |= {b"(": _OPEN, b")": _CLOSED}
-
-
-def find_release(data_dir: Path) -> dict[str, Path]:
-    """Return the path of each split's file; raises MissingDataError."""
-    return {name: paths[0] for name, paths in _RELEASE.find(data_dir).items()}
 
 
 def read_split(

@@ -54,11 +54,11 @@ class Retrieval(ArenaTokens):
 
     def sources(self) -> list[Path]:
         """Return the released files."""
-        return list(aan.find_release(self.data_dir).values())
+        return list(aan.FILES.find_single(self.data_dir).values())
 
     def build(self, writer: CacheWriter) -> None:
         """Read the release line by line."""
-        paths = aan.find_release(self.data_dir)
+        paths = aan.FILES.find_single(self.data_dir)
         size = sum(path.stat().st_size for path in paths.values())
         with (
             progress("Retrieval: reading the release", size, "bytes") as advance,

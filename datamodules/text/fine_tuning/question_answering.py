@@ -97,8 +97,7 @@ class QuestionAnswering(NewSamples, AtPath, EncodedTexts):
 
     def files(self) -> dict[str, Path]:
         """Return the file of each split; a MissingDataError lists missing files."""
-        found = SQUAD[self.version].find(self.data_dir, self.given_path)
-        return {name: paths[0] for name, paths in found.items()}
+        return SQUAD[self.version].find_single(self.data_dir, self.given_path)
 
     @property
     def select_on_test(self) -> bool:  # type: ignore[override]

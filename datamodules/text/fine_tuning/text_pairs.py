@@ -89,8 +89,7 @@ class TextPairs(EncodedTexts, TextTable):
         """The file of each split; a MissingDataError lists missing files of a corpus."""
         if self.corpus == "own":
             return super().files
-        found = PAIRS[self.corpus].find(self.data_dir, self.given_path)
-        files = {name: paths[0] for name, paths in found.items()}
+        files = PAIRS[self.corpus].find_single(self.data_dir, self.given_path)
         return {"test": files["val"], **files}
 
     def settings(self) -> dict[str, Any]:
