@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from examples.studies import decoding
-from lit_probattn.models.search import Hypothesis, greedy
+from lit_probattn.models.search import Hypothesis, sample
 from profiling import study
 from tests.support.forks import program
 from tests.support.helpers import error_of
@@ -25,7 +25,7 @@ def test_both_ways_of_decoding_give_one_translation(name):
     options = argparse.Namespace(**SIZES, seed=0, device="cpu")
     model = decoding.build(name, options).double().eval()
     source = decoding.sentences(options, 3, 6)
-    found = greedy(model, source, None, decoding.of_length(5))
+    found = sample(model, source, beam=decoding.of_length(5))
     other = decoding.without_caches(model, source, 5)
     assert [one.tokens for one in found] == [one.tokens for one in other]
     assert {len(one.tokens) for one in found} == {5}

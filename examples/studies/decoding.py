@@ -34,7 +34,7 @@ from lit_probattn.attention import (
 from lit_probattn.base.arguments import at_least
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.models.encoder_decoder import EOS, PAD, EncoderDecoder
-from lit_probattn.models.search import Beam, Hypothesis, beam_search, greedy
+from lit_probattn.models.search import Beam, Hypothesis, beam_search, sample
 from lit_probattn.randomness import RandomKey
 from lit_probattn.records.figures import panels
 from lit_probattn.records.tables import counted
@@ -124,7 +124,7 @@ def measure_cache(options: argparse.Namespace) -> list[dict[str, Any]]:
         source = sentences(options, options.batch, options.source)
         sides: dict[tuple[int, str], Callable[[], list[Hypothesis]]] = {}
         for length in options.lengths:
-            sides[length, CACHED] = partial(greedy, model, source, None, of_length(length))
+            sides[length, CACHED] = partial(sample, model, source, beam=of_length(length))
             sides[length, UNCACHED] = partial(without_caches, model, source, length)
             require_same(name, sides[length, CACHED](), sides[length, UNCACHED]())
         times = measure_sides(sides, options, lambda side: {"caches": (side[0], CACHED)})
@@ -142,7 +142,7 @@ def measure_beam(options: argparse.Namespace) -> list[dict[str, Any]]:
         model = build(name, options).eval()
         source, length = sentences(options, options.batch, options.source), options.tokens
         sides: dict[str, Callable[[], object]] = {
-            "greedy": partial(greedy, model, source, None, of_length(length)),
+            "greedy": partial(sample, model, source, beam=of_length(length)),
             f"beam {BEAM_SIZE}": partial(
                 beam_search, model, source, None, of_length(length, BEAM_SIZE)
             ),

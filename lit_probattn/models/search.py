@@ -1,4 +1,4 @@
-"""Decoding for encoder-decoders with caches: beam search, greedy decoding and sampling.
+"""Decoding for encoder-decoders with caches: beam search; sampling or greedy decoding.
 
 Batch rows are sentences, or the beams of a sentence in adjacent rows. Rows of finished sentences
 are removed from the batch.
@@ -269,15 +269,3 @@ def sample(
             finished[sentence] = rows.hypothesis(row, float(scores[row]), beam)
         rows.extend(kept.nonzero()[:, 0], tokens[kept], scores[kept], kept)
     return [finished[sentence] for sentence in range(len(source))]
-
-
-def greedy(
-    model: EncoderDecoder,
-    source: Tensor,
-    source_mask: Tensor | None = None,
-    beam: Beam | None = None,
-    *,
-    rng: RandomKey | None = None,
-) -> list[Hypothesis]:
-    """Return the greedy translation of every sentence."""
-    return sample(model, source, source_mask, None, beam, rng=rng)

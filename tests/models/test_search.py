@@ -10,7 +10,7 @@ import torch
 
 from lit_probattn.models.decoding import Sampling
 from lit_probattn.models.encoder_decoder import EOS, PAD, EncoderDecoder
-from lit_probattn.models.search import Beam, beam_search, greedy, sample
+from lit_probattn.models.search import Beam, beam_search, sample
 from lit_probattn.randomness import RandomKey
 from tests.models.test_encoder_decoder import VARIANTS, factory, moved, pairs, softmax, tiny
 from tests.support.slow import mostly_slow
@@ -165,7 +165,7 @@ def test_sentences_that_leave_as_the_beam_opens_take_their_sources_along():
 def test_greedy_is_a_beam_of_one_and_takes_the_largest():
     source, mask = sentences()
     model, lengths = toy(7, 4.0), {"max_length_a": 1.0, "max_length_b": 2}
-    found = greedy(model, source, mask, Beam(**lengths))
+    found = sample(model, source, mask, beam=Beam(**lengths))
     one = [best[0] for best in beam_search(model, source, mask, Beam(1, **lengths))]
     assert [x.tokens for x in found] == [x.tokens for x in one]
     assert [x.score for x in found] == pytest.approx([x.score for x in one])
@@ -249,7 +249,8 @@ def test_variants_search_as_full_passes_do(name):
     model = moved(tiny(factory(VARIANTS[name])))
     source, _, mask, _ = pairs()
     names = RandomKey(3, 0, torch.tensor([4, 9, 6]))
-    found = greedy(model, source, mask, Beam(max_length_a=0.0, max_length_b=6), rng=names)
+    beam = Beam(max_length_a=0.0, max_length_b=6)
+    found = sample(model, source, mask, beam=beam, rng=names)
     for row, one in enumerate(found):
         own = source[row : row + 1, mask[row]]
         inputs = torch.tensor([[EOS, *one.tokens]])
@@ -281,7 +282,7 @@ def test_samples_follow_the_probabilities_and_their_names_alone():
     assert four[2].tokens == one[0].tokens
     assert len({tuple(x.tokens) for x in four}) > 1
     cold = sample(model, source, None, Sampling(temperature=1.0, top_k=1), longer)
-    assert cold[0].tokens == greedy(model, source, None, longer)[0].tokens
+    assert cold[0].tokens == sample(model, source, beam=longer)[0].tokens
 
 
 def test_bad_searches_are_refused():
@@ -298,7 +299,7 @@ def test_bad_searches_are_refused():
     with pytest.raises(ValueError, match=r"source has shape \(2, 0\)"):
         beam_search(model, source[:2, :0])
     with pytest.raises(ValueError, match=r"call model.eval\(\) before translating"):
-        greedy(model.train(), source, mask)
+        sample(model.train(), source, mask)
     with torch.no_grad():
         model.eval().output.weight[3] = float("nan")
     with pytest.raises(ValueError, match="logits are NaN"):
