@@ -5,44 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from lit_probattn.attention.cache import Cache
 from lit_probattn.base.arguments import Count, NotNegative, OnlyWith, Options, Range
+from lit_probattn.models.language_model import LanguageModel
 from lit_probattn.randomness import STREAM_SAMPLING, RandomKey, philox4x32
-
-
-class Decoder(Protocol):
-    """Interface that `generate` requires: a causal `torch.nn.Module` with these members."""
-
-    training: bool
-    max_seq_len: int
-
-    def new_caches(self, capacity: int = 0) -> list[Cache]:
-        """Return an empty cache per layer."""
-        ...
-
-    def next_logits(
-        self,
-        inputs: Tensor,
-        *,
-        key_mask: Tensor | None,
-        positions: Tensor,
-        caches: Sequence[Cache],
-        rng: RandomKey,
-    ) -> Tensor:
-        """Append tokens (B, n) to the caches; return the logits after the last one, (B, V).
-
-        Args:
-            key_mask: real tokens. None means all.
-            positions: positions of the tokens, not counting padding.
-            caches: keys and values of earlier tokens.
-            rng: key of a variant's random draws at evaluation.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -118,7 +89,7 @@ def drawn_tokens(logits: Tensor, sampling: Sampling, uniform: Tensor | None) -> 
 
 
 def generate(
-    model: Decoder,
+    model: LanguageModel,
     prompt: Tensor,
     *,
     max_new_tokens: int,
@@ -194,7 +165,7 @@ def generate(
 
 
 def _check_prompt(
-    model: Decoder, prompt: Tensor, prompt_mask: Tensor | None, max_new_tokens: int
+    model: LanguageModel, prompt: Tensor, prompt_mask: Tensor | None, max_new_tokens: int
 ) -> Tensor:
     """Validate the prompt and return its mask."""
     if model.training:

@@ -214,6 +214,14 @@ class LanguageModel(nn.Module):
         caches: Sequence[Cache],
         rng: RandomKey | None = None,
     ) -> Tensor:
-        """Append tokens to the caches; return the next token's log-probabilities."""
+        """Append tokens (B, n) to the caches; return the next token's log-probabilities, (B, V).
+
+        Args:
+            inputs: token ids.
+            key_mask: real tokens. None means all.
+            positions: positions of the tokens, (B, n), not counting padding.
+            caches: keys and values of earlier tokens.
+            rng: key of a variant's random draws at evaluation.
+        """
         hidden = self(inputs, key_mask=key_mask, positions=positions, caches=caches, rng=rng)
         return self.log_probs(hidden[:, -1])

@@ -2,50 +2,32 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
 from lit_probattn.attention import LinearState
 from lit_probattn.models.decoding import Sampling, generate, next_tokens
-from lit_probattn.models.embeddings import TokenEmbedding
-from lit_probattn.models.transformer import Transformer
+from lit_probattn.models.language_model import LanguageModel
 from lit_probattn.randomness import RandomKey
-from tests.attention.decoding_layers import LAYERS, B, C, E
+from tests.attention.decoding_layers import LAYERS, B, E
 from tests.support.helpers import cache_bytes_per_token
 from tests.support.slow import mostly_slow
 
 
-class TinyDecoder(nn.Module):
-    """A causal language model with what `generate` needs."""
-
-    def __init__(self, name, max_seq_len=31, vocab=19):
-        super().__init__()
-        cls, kind = LAYERS[name]
-        self.max_seq_len = max_seq_len
-        self.embedding = TokenEmbedding(
-            vocab_size=vocab, max_seq_len=max_seq_len, embed_dim=C, init_std=1.0
-        )
-        self.encoder = Transformer(
-            lambda c, head_dim: cls(c, head_dim=head_dim, **kind),
-            **{"embed_dim": C, "head_dim": E, "num_layers": 2, "mlp_dim": 17},
-        )
-        self.head = nn.Linear(C, vocab)
-
-    def new_caches(self, capacity=0):
-        return self.encoder.new_caches(capacity)
-
-    def next_logits(self, inputs, *, key_mask, positions, caches, rng):
-        x = self.embedding(inputs, positions)
-        x = self.encoder(x, key_mask=key_mask, is_causal=True, caches=caches, rng=rng)
-        return self.head(x[:, -1])
-
-    def full_logits(self, inputs, rng):
-        return self.head(self.encoder(self.embedding(inputs), is_causal=True, rng=rng))
-
-
-def tiny(name="mgk", **options):
-    return TinyDecoder(name, **options).double().eval()
+def tiny(name="mgk", max_seq_len=31):
+    """A model whose every parameter counts."""
+    cls, kind = LAYERS[name]
+    model = LanguageModel(
+        partial(cls, **kind),
+        **{"embed_dim": 12, "head_dim": E, "num_layers": 2, "mlp_dim": 17, "dropout": 0.0},
+        **{"vocab_size": 19, "max_seq_len": max_seq_len, "positions": "forward"},
+        **{"output": "full", "init": "xavier"},
+    )
+    nn.init.constant_(model.encoder.blocks[1].norm2.weight, -1.0)  # no word follows itself
+    return model.double().eval()
 
 
 # One of each class every time; every cache alone: tests/attention/test_decoding.py.
@@ -62,7 +44,8 @@ def test_greedy_generation_equals_full_passes(name):
     tokens = prompt
     with torch.no_grad():
         for _ in range(7):
-            tokens = torch.cat([tokens, model.full_logits(tokens, key)[:, -1:].argmax(-1)], 1)
+            last = model.log_probs(model(tokens, rng=key)[:, -1:])
+            tokens = torch.cat([tokens, last.argmax(-1)], 1)
     assert torch.equal(found.tokens, tokens[:, 5:])
     assert found.lengths.tolist() == [7, 7]
     assert found.tokens_per_second > 0
@@ -183,4 +166,4 @@ def test_generation_reserves_the_prompt_and_what_follows(monkeypatch):
 def test_number_of_caches_must_fit():
     model = tiny()
     with pytest.raises(ValueError, match="received 1 caches for 2 layers"):
-        model.encoder(torch.zeros(1, 3, C).double(), caches=model.new_caches()[:1])
+        model.encoder(torch.zeros(1, 3, 12).double(), caches=model.new_caches()[:1])
