@@ -9,7 +9,6 @@ import torch
 
 from lit_probattn.attention import LinearAttention, MGKAttention, SoftmaxAttention
 from lit_probattn.configs import attention_entry, attention_factory
-from lit_probattn.models.decoding import generate
 from lit_probattn.models.embeddings import Sinusoid
 from lit_probattn.models.language_model import IGNORE, LanguageModel
 from lit_probattn.randomness import RandomKey
@@ -176,17 +175,6 @@ def test_sinusoids_are_as_exact_as_their_precision(kind, counted, last, dtype, b
             assert float(found[row, 4 + m]) == pytest.approx(math.cos(angle), abs=bound)
 
 
-def test_padding_after_a_segment_changes_nothing():
-    model = small()
-    inputs = tokens(2, 9)
-    lengths = [9, 5]
-    mask = torch.arange(9) < torch.tensor(lengths)[:, None]
-    found = model(inputs, key_mask=mask)
-    for row, length in enumerate(lengths):
-        alone = model(inputs[row : row + 1, :length])
-        torch.testing.assert_close(found[row : row + 1, :length], alone)
-
-
 def test_rotary_positions_need_rotary_attention():
     with pytest.raises(ValueError, match=r"positions=rotary.*rotary_dim 4"):
         small(positions="rotary")
@@ -256,30 +244,6 @@ def test_decoding_from_caches_equals_the_full_pass(attention, positions):
             for i in range(4, LENGTH)
         ]
     torch.testing.assert_close(torch.stack(steps, 1), whole[:, 3:], rtol=1e-4, atol=1e-5)
-
-
-def test_prompts_of_unequal_length_continue_as_each_alone():
-    model = small(mgk())
-    prompt, mask = tokens(2, 5), torch.ones(2, 5, dtype=torch.bool)
-    mask[1, :3] = False
-    both = generate(model, prompt, max_new_tokens=6, prompt_mask=mask).tokens
-    for row, first in ((0, 0), (1, 3)):
-        alone = generate(model, prompt[row : row + 1, first:], max_new_tokens=6).tokens
-        assert both[row].tolist() == alone[0].tolist()
-
-
-def test_padding_before_a_prompt_changes_no_logits():
-    model, prompt = small(mgk()), tokens(1, 5)
-    place = torch.arange(5)[None]
-    with torch.no_grad():
-        alone = model.next_logits(prompt, key_mask=None, positions=place, caches=model.new_caches())
-        padded = model.next_logits(
-            torch.cat([tokens(1, 3), prompt], 1),
-            key_mask=torch.arange(8)[None] >= 3,
-            positions=torch.cat([place[:, :3] * 0, place], 1),
-            caches=model.new_caches(),
-        )
-    torch.testing.assert_close(padded, alone, rtol=1e-4, atol=1e-5)
 
 
 def test_only_scored_tokens_reach_the_output():
