@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -86,18 +85,9 @@ def _choose_heads(rows: Tensor, num_heads: int, num_kept: int) -> Tensor:
     return rows.unflatten(0, (num_heads, -1))[first].flatten(0, 1)
 
 
-@dataclass(frozen=True)
-class LoadReport:
-    """Which entries of a timm state dict were loaded."""
-
-    loaded: list[str]  # names loaded unchanged
-    copied: list[str]  # replaced layers whose joint projections were split and copied
-    left_fresh: list[str]  # names in the model that kept their values
-
-
 def load_timm_state_dict(
     model: nn.Module, state: Mapping[str, Tensor], *, projections: bool = False
-) -> LoadReport:
+) -> list[str]:
     """Load a state dict of the original timm model into a model with replaced attention.
 
     All parts that were not replaced, and the relative position tables, must be present with their
@@ -106,6 +96,9 @@ def load_timm_state_dict(
     Args:
         state: state dict of the timm model with the same name and options.
         projections: also fill the projections of replaced layers, by `copy_projections`.
+
+    Returns:
+        Names in the model that kept their values.
 
     Raises:
         ValueError: the state dict belongs to another model; the message lists differences.
@@ -133,7 +126,7 @@ def load_timm_state_dict(
     loaded = [name for name in own if name not in inside]
     model.load_state_dict({name: state[name] for name in loaded} | filled, strict=False)
     projected = {f"{r}.attention.{p}.{kind}" for r in copied for p in PROJECTIONS for kind in KINDS}
-    return LoadReport(loaded, copied, sorted(inside - projected))
+    return sorted(inside - projected)
 
 
 def _check_same_model(
