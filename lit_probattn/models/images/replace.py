@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -60,7 +60,7 @@ def replace_attention(
     *,
     stages: Sequence[int] | None = None,
     blocks: Sequence[int] | None = None,
-    global_heads: int | Sequence[int] | Mapping[int, int] | None = None,
+    global_heads: int | Sequence[int] | None = None,
     head_ratio: float | None = None,
     init: WeightInit = "fresh",
     allow_padding: bool = False,
@@ -77,8 +77,8 @@ def replace_attention(
             layers of a `PerLayer` are indexed over the blocks of the whole model.
         stages: stages of a Swin model, from 0. None means all.
         blocks: indices of blocks in the whole model, instead of `stages`.
-        global_heads: number of global heads, for variants that have them: one number, one for each
-            of `stages` in their order, or a mapping from stages. None keeps the variant's default.
+        global_heads: number of global heads, for variants that have them: one number, or one for
+            each of `stages` in their order. None keeps the variant's default.
         head_ratio: number of local heads per global head, instead of `global_heads`.
         init: weights of the new projections: initialised as in timm (`fresh`), or copied from the
             replaced layers (`copy`); a global head copies the first local head that
@@ -147,7 +147,7 @@ def _check_numbers(name: str, numbers: Sequence[int], count: int) -> None:
 def _global_heads(
     chosen: list[Place],
     stages: Sequence[int] | None,
-    global_heads: int | Sequence[int] | Mapping[int, int] | None,
+    global_heads: int | Sequence[int] | None,
     head_ratio: float | None,
 ) -> dict[int, dict[str, Any]]:
     """Return the global-head arguments of every chosen block."""
@@ -163,17 +163,13 @@ def _global_heads(
         return {place.index: {} for place in chosen}
     if isinstance(global_heads, int):
         return {place.index: {"num_global_heads": global_heads} for place in chosen}
-    if not isinstance(global_heads, Mapping):
-        if stages is None or len(global_heads) != len(stages):
-            raise ValueError(
-                f"global_heads must have one number for each of stages={stages}, received "
-                f"{list(global_heads)}"
-            )
-        global_heads = dict(zip(stages, global_heads, strict=True))
-    missing = {place.stage for place in chosen} - set(global_heads)
-    if missing:
-        raise ValueError(f"global_heads: missing stage {missing.pop()}, received {global_heads}")
-    return {p.index: {"num_global_heads": global_heads[p.stage or 0]} for p in chosen}
+    if stages is None or len(global_heads) != len(stages):
+        raise ValueError(
+            f"global_heads must have one number for each of stages={stages}, received "
+            f"{list(global_heads)}"
+        )
+    by_stage = dict(zip(stages, global_heads, strict=True))
+    return {p.index: {"num_global_heads": by_stage[p.stage or 0]} for p in chosen}
 
 
 def _check(place: Place, allow_padding: bool) -> None:
