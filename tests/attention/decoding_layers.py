@@ -88,7 +88,12 @@ LAYERS = {
         LinearAttention,
         {"num_heads": 3, "feature_map": "favor", "feature_norm": "sum"},
     ),
+    "linear, dpfp, multi-query": (
+        LinearAttention,
+        {"num_heads": 3, "num_kv_heads": 1, "feature_map": "dpfp"},
+    ),
     "mlk": (MLKAttention, {"num_heads": 3}),
+    "mlk, favor": (MLKAttention, {"num_heads": 3, "feature_map": "favor"}),
     "mlk, per position": (MLKAttention, {"num_heads": 3, **POSITIONS}),
     "smlk": (MLKAttention, {"num_heads": 3, "shifted_keys": True}),
 }

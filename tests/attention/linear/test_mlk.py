@@ -8,18 +8,11 @@ import pytest
 import torch
 
 from lit_probattn.attention import (
-    HeadCall,
     LinearAttention,
     MLKAttention,
     ReleasedLinearAttention,
     ReleasedMLKAttention,
 )
-from lit_probattn.attention.linear.functions import (
-    MLK,
-    linear_blockwise,
-    linear_reference,
-)
-from lit_probattn.attention.masks import make_masks
 
 B, N, C, E, H, K = 2, 13, 11, 5, 3, 2
 
@@ -62,31 +55,6 @@ def test_t5_mixing_before_the_map_is_linear_attention_with_mixed_weights(shifted
         C, H, head_dim=E, mix="after", denominator="sqrt_len", padded_len=17
     ).core.form
     assert (mixed(x, is_causal=is_causal) - expected).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("backend", [linear_reference, linear_blockwise])
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_t6_mixture_is_linear_attention_over_expanded_keys(backend, is_causal):
-    """T6: MLK = linear attention with L·K keys whose features are π_jr φ(k_jr), by direct sums."""
-    layer = MLKAttention(C, H, head_dim=E)
-    q = torch.randn(B, H, N, E, dtype=torch.float64)
-    key = torch.randn(B, H, K, N, E, dtype=torch.float64)
-    v = torch.randn(B, H, N, E, dtype=torch.float64)
-    prior = torch.rand(H, K, N, dtype=torch.float64)
-    masks = make_masks(B, H, N, N, is_causal=is_causal)
-    heads = HeadCall(q, key, v, masks)
-    found = backend(heads, MLK(layer.core.form, prior=prior))
-
-    def phi(x):
-        return torch.nn.functional.elu(x) + 1
-
-    flat = (phi(key) * prior[None, ..., None]).transpose(2, 3).flatten(2, 3)  # (B, H, N·K, E)
-    kernel = phi(q) @ flat.mT
-    if is_causal:
-        later = torch.arange(N * K) // K > torch.arange(N)[:, None]
-        kernel = kernel.masked_fill(later, 0.0)
-    expected = kernel @ v.repeat_interleave(K, 2) / kernel.sum(-1, keepdim=True)
-    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("flat", [False, True])
