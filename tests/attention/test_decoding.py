@@ -198,6 +198,8 @@ TABLE = [  # name, numbers per token, constant numbers; extensions.md, section 3
 def test_bytes_of_the_decoding_table(name, options, per_token, constant):
     layer = make(name, **options).float()
     assert cache_bytes_per_token(layer) == (4 * per_token, 4 * constant)
+    memory = layer.remember(torch.randn(B, 7, C)).cache  # which does not grow
+    assert memory.allocated_bytes == memory.num_bytes
 
 
 def test_half_precision_halves_keys_and_keeps_terms():
