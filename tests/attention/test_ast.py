@@ -26,14 +26,12 @@ from lit_probattn.attention.engines import blocks
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.commands.bounded_cache import bound_problem
 from lit_probattn.kernels.cpu.selftest import failure
-from lit_probattn.randomness import RandomKey
 from tests.attention.mgk.oracles import visible_pairs
-from tests.attention.test_parity import EMBED, MASKS, SHAPES, make_layer
+from tests.attention.test_parity import COMBINATIONS, EMBED, make_layer
 from tests.support.helpers import (
+    assert_blocks_of_any_size_agree,
+    assert_dropout_draws_the_pairs_of,
     assert_equals_the_sums,
-    assert_same,
-    make_call,
-    run_with_gradients,
 )
 from tests.support.slow import FEWER, some_of
 
@@ -102,41 +100,18 @@ def ast_oracle(query, key, value, *, masks, dropout, alpha):
 @pytest.mark.parametrize("name", OPTIONS)
 def test_backends_equal_the_sums(name, share):
     layer = make_layer(ASTAttention, OPTIONS[name])
-    for (rows, cols), masks in some_of(list(itertools.product(SHAPES, MASKS)), share, name):
-        case = ((rows, cols), masks, (rows + len(masks)) % 2 == 0)
+    for case in some_of(COMBINATIONS, share, name):
         assert_equals_the_sums(layer, ast_oracle, BACKENDS, case)
 
 
-def test_both_causal_shapes_meet_both_backends():
-    """The parity test alternates; here both settings on one shape."""
-    layer = make_layer(ASTAttention, OPTIONS["ast"])
-    for is_causal in (False, True):
-        case = ((13, 13), "key+pairs+bias", is_causal)
-        assert_equals_the_sums(layer, ast_oracle, BACKENDS, case)
-
-
-def test_dropout_draws_the_same_pairs():
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_dropout_draws_the_same_pairs(backend):
     layer = make_layer(ASTAttention, OPTIONS["ast"], dropout=0.3)
-    rng = RandomKey(3, step=5, sample_ids=torch.tensor([41, 7]), layer=2)
-    assert_equals_the_sums(layer, ast_oracle, BACKENDS, ((13, 19), "key", True), rng=rng)
-    inputs, call = make_call(layer, 13, 19, "key", True, rng)
-    kept, _ = run_with_gradients(layer, inputs, call)
-    layer.eval()
-    assert (run_with_gradients(layer, inputs, call)[0] - kept).abs().max() > 1e-3
+    assert_dropout_draws_the_pairs_of(ast_oracle, layer, backend)
 
 
-@pytest.mark.parametrize("block_rows", [1, 4, 100])
-def test_blocks_of_any_size_agree(block_rows, monkeypatch):
-    layer = make_layer(ASTAttention, OPTIONS["ast"], dropout=0.2)
-    rng = RandomKey(0, sample_ids=torch.tensor([1, 2]))
-    inputs, call = make_call(layer, 17, 17, "key+pairs+bias", True, rng)
-    layer.backend = "reference"
-    expected = run_with_gradients(layer, inputs, call)
-
-    layer.backend = "blockwise"
-    budget = block_rows * AST.score_maps * len(inputs[0]) * layer.num_heads * 17
-    monkeypatch.setattr(blocks, "BLOCK_SCORES", {"cpu": budget})
-    assert_same(run_with_gradients(layer, inputs, call), expected, 1e-13)
+def test_blocks_of_any_size_agree():
+    assert_blocks_of_any_size_agree(make_layer(ASTAttention, OPTIONS["ast"], dropout=0.2))
 
 
 def test_single_precision_is_close():

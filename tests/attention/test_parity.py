@@ -9,14 +9,13 @@ import torch
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.attention.backends import GPU_BACKENDS, engines_of
-from lit_probattn.attention.engines import blocks
 from lit_probattn.attention.mgk.core import MGKCore
 from lit_probattn.attention.softmax import SoftmaxCore
-from lit_probattn.randomness import RandomKey
 from tests.attention.mgk.oracles import mgk_oracle, softmax_oracle
 from tests.support.helpers import (
+    assert_blocks_of_any_size_agree,
+    assert_dropout_draws_the_pairs_of,
     assert_equals_the_sums,
-    assert_same,
     make_call,
     run_with_gradients,
     skip_without_library,
@@ -121,29 +120,15 @@ def test_backend_equals_the_sums(cls, oracle, name, options, backend, share):
     ],
 )
 def test_dropout_draws_the_same_pairs(cls, oracle, options, backend):
-    layer = make_layer(cls, options, dropout=0.3)
-    rng = RandomKey(3, step=5, sample_ids=torch.tensor([41, 7]), layer=2)
-    assert_equals_the_sums(layer, oracle, [backend], ((13, 19), "key", True), rng=rng)
-    inputs, call = make_call(layer, 13, 19, "key", True, rng)
-    kept, _ = run_with_gradients(layer, inputs, call)
-    layer.eval()
-    assert (run_with_gradients(layer, inputs, call)[0] - kept).abs().max() > 1e-3
+    assert_dropout_draws_the_pairs_of(oracle, make_layer(cls, options, dropout=0.3), backend)
 
 
 @pytest.mark.parametrize(
     ("cls", "options"),
     [(SoftmaxAttention, {}), (MGKAttention, {}), (MGKAttention, {"shifted_keys": True})],
 )
-def test_blocks_of_any_size_agree(cls, options, monkeypatch):
-    layer = make_layer(cls, {"num_heads": 3, **options}, dropout=0.2)
-    rng = RandomKey(0, sample_ids=torch.tensor([1, 2]))
-    inputs, call = make_call(layer, 17, 17, "key+pairs+bias", True, rng)
-    layer.backend = "reference"
-    expected = run_with_gradients(layer, inputs, call)
-    layer.backend = "blockwise"
-    for scores in (1, 500, 1200, 1 << 20):  # rows of a head, a head, heads of both samples, all
-        monkeypatch.setattr(blocks, "BLOCK_SCORES", {"cpu": scores, "cuda": scores})
-        assert_same(run_with_gradients(layer, inputs, call), expected)
+def test_blocks_of_any_size_agree(cls, options):
+    assert_blocks_of_any_size_agree(make_layer(cls, {"num_heads": 3, **options}, dropout=0.2))
 
 
 def check_beside_eager(make, backend, draws, group=str):

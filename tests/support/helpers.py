@@ -237,6 +237,35 @@ def assert_equals_the_sums(
     return found
 
 
+def assert_dropout_draws_the_pairs_of(
+    oracle: Callable[..., Tensor], layer: Attention, backend: str
+) -> None:
+    """Compare attention dropout with an oracle that reads the same draw; it must drop something."""
+    from lit_probattn.randomness import RandomKey
+
+    rng = RandomKey(3, step=5, sample_ids=torch.tensor([41, 7]), layer=2)
+    assert_equals_the_sums(layer, oracle, [backend], ((13, 19), "key", True), rng=rng)
+    inputs, call = make_call(layer, 13, 19, "key", True, rng)
+    kept, _ = run_with_gradients(layer, inputs, call)
+    layer.eval()
+    assert (run_with_gradients(layer, inputs, call)[0] - kept).abs().max() > 1e-3
+
+
+def assert_blocks_of_any_size_agree(layer: Attention) -> None:
+    """Compare blocks of queries with the reference, output and every gradient."""
+    from lit_probattn.attention.own.contract import small_blocks
+    from lit_probattn.randomness import RandomKey
+
+    rng = RandomKey(0, sample_ids=torch.tensor([1, 2]))
+    inputs, call = make_call(layer, 17, 17, "key+pairs+bias", True, rng)
+    layer.backend = "reference"
+    expected = run_with_gradients(layer, inputs, call)
+    layer.backend = "blockwise"
+    for scores in (1, 500, 1200, 1 << 20):  # rows of a head, a head, heads of both samples, all
+        with small_blocks(scores):
+            assert_same(run_with_gradients(layer, inputs, call), expected)
+
+
 @torch.no_grad()
 def cache_bytes_per_token(layer: Attention, dtype: torch.dtype = torch.float32) -> tuple[int, int]:
     """Measure a layer's memory in decoding: bytes for each further token, and constant bytes."""

@@ -13,11 +13,10 @@ from lit_probattn.randomness import RandomKey
 from tests.attention.fish.oracle import fish_oracle
 from tests.attention.test_parity import check_beside_eager
 from tests.support.helpers import (
+    assert_blocks_of_any_size_agree,
+    assert_dropout_draws_the_pairs_of,
     assert_equals_the_sums,
-    assert_same,
     cpu_backends,
-    make_call,
-    run_with_gradients,
 )
 from tests.support.slow import FEWER, every_nth, some_of, taking_turns
 
@@ -106,24 +105,14 @@ def test_tiles_draw_the_noise_of_the_equation(name, noise, p):
 @pytest.mark.parametrize("name", ["fish", "mish", "gfish", "gfish as written"])
 def test_dropout_and_noise_draw_the_same_pairs(name, backend):
     layer = make_layer(VARIANTS[name], noise="global", dropout=0.3)
-    rng = RandomKey(3, step=5, sample_ids=torch.tensor([41, 7]), layer=2)
-    assert_equals_the_sums(layer, fish_oracle, [backend], ((13, 19), "key", True), rng=rng)
+    assert_dropout_draws_the_pairs_of(fish_oracle, layer, backend)
 
 
 @pytest.mark.parametrize(
     ("name", "noise"), taking_turns(["mish", "gfish", "gfish as written"], NOISES)
 )
-def test_blocks_of_any_size_agree(name, noise, monkeypatch):
-    layer = make_layer(VARIANTS[name], noise=noise)
-    rng = RandomKey(0, sample_ids=torch.tensor([1, 2]))
-    inputs, call = make_call(layer, 17, 17, "key+pairs+bias", True, rng)
-    layer.backend = "reference"
-    expected = run_with_gradients(layer, inputs, call)
-    layer.backend = "blockwise"
-    for scores in (1, 500, 1 << 20):
-        budget = {"cpu": scores, "cuda": scores}
-        monkeypatch.setattr("lit_probattn.attention.engines.blocks.BLOCK_SCORES", budget)
-        assert_same(run_with_gradients(layer, inputs, call), expected)
+def test_blocks_of_any_size_agree(name, noise):
+    assert_blocks_of_any_size_agree(make_layer(VARIANTS[name], noise=noise))
 
 
 @pytest.mark.parametrize("backend", ["reference", "sdpa", "blockwise"])
