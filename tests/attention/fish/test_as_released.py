@@ -5,7 +5,6 @@ What they compute is compared with the released modules in tests/convert/test_la
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from lit_probattn.attention import FiSHAttention, HeadCall
@@ -13,8 +12,6 @@ from lit_probattn.attention.masks import Masks
 from lit_probattn.base.config_files import run_stem
 from lit_probattn.configs import attention_entry
 from lit_probattn.randomness import RandomKey
-from tests.attention.fish.oracle import fish_oracle
-from tests.support.helpers import assert_equals_the_sums
 from tests.support.paths import shipped
 
 FILES = {run_stem(path): path for path in shipped("attention") if "as_released" in path.parts}
@@ -26,17 +23,6 @@ def make(name, **extra):
     assert spec["class_path"] == "lit_probattn.attention.FiSHAttention"
     sizes = {"embed_dim": EMBED, "head_dim": HEAD}
     return FiSHAttention(**{**sizes, **spec["init_args"], **extra})
-
-
-@pytest.mark.parametrize("backend", ["reference", "blockwise"])
-def test_mixture_follows_the_sums(backend):
-    """One local map per head and its own draw; the sums are written out map by map."""
-    layer = make("lm_mish").double().eval()  # the code draws noise in evaluation too
-    with torch.no_grad():
-        layer.core.mixing.weights[0].normal_()
-        layer.core.noise_scale.theta.fill_(0.7)
-    case, rng = ((LENGTH, LENGTH), "none", True), RandomKey(5, step=3)
-    assert_equals_the_sums(layer, fish_oracle, [backend], case, rng=rng)
 
 
 def test_mixture_draws_for_every_local_and_global_head():

@@ -120,8 +120,10 @@ def test_blocks_of_any_size_agree(name, noise):
 def test_extreme_head_counts_and_value_sizes(sizes, backend):
     """Two heads too: they are the fewest that must not take each other's map."""
     heads, num_global = sizes
-    ways = [("linear", "key"), ("shared", "key+pairs+bias")]
+    ways = [("linear", "key"), ("shared", "key+pairs+bias"), ("mlp", "key"), ("relu_sum", "key")]
     for value_dim, (mixer, masks) in itertools.product((3, 13), ways):
+        if backend == "sdpa" and mixer in ("mlp", "relu_sum"):
+            continue
         options = {"num_heads": heads, "num_global_heads": num_global, "mixer": mixer}
         layer = make_layer({**options, "value_head_dim": value_dim}, noise="none")
         assert_equals_the_sums(layer, fish_oracle, [backend], ((11, 11), masks, True))

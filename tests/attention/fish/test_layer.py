@@ -10,7 +10,6 @@ import torch
 from lit_probattn.attention import FiSHAttention, HeadCall
 from lit_probattn.attention.masks import Masks
 from lit_probattn.randomness import RandomKey
-from tests.support.helpers import largest_difference, run_with_gradients
 
 EMBED, HEAD = 11, 5
 
@@ -192,20 +191,3 @@ def test_sdpa_supports_a_noisy_model_at_evaluation():
     layer.backend, layer.core.noise_at_eval = "sdpa", True
     with pytest.raises(NotImplementedError, match="cannot add noise"):
         layer(x)
-
-
-@pytest.mark.parametrize("noise", ["none", "global", "local", "local_global"])
-@pytest.mark.parametrize("mixer", ["linear", "shared", "mlp", "relu_sum"])
-def test_equal_head_counts_are_allowed_and_backends_agree(mixer, noise):
-    layer = fish(7, 7, noise=noise, mixer=mixer).double()
-    inputs = [torch.randn(2, 13, EMBED, dtype=torch.float64)]
-
-    def run(backend):
-        layer.backend = backend
-        return run_with_gradients(
-            layer, inputs, lambda leaves: layer(*leaves, is_causal=True, rng=RandomKey(1, 2))
-        )
-
-    expected = run("reference")
-    for backend in ("auto", "blockwise"):
-        assert max(largest_difference(run(backend), expected)) < 1e-11
