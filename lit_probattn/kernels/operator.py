@@ -137,8 +137,9 @@ def define_operators(
 ) -> Callable[..., Any]:
     """Define `lit_probattn::<name>` and an operator for its backward; return a function for it.
 
-    The function calls the operators only where something sees them. Elsewhere it calls `forward`
-    and `backward` directly, without the dispatcher.
+    The function calls the operators only where something sees them, or where the dispatcher must
+    compute a pending negation (`Tensor.is_neg`). Elsewhere it calls `forward` and `backward`
+    directly, without the dispatcher.
 
     Backward is called as `backward(call, grad, …, [output, …,] skipped)`.
 
@@ -258,7 +259,7 @@ def define_operators(
 
     def direct_backward(*args: Any) -> tuple[Tensor, ...]:
         tensors = present(args[: len(before) + num_tensors])
-        if is_seen(tensors) or any(is_batched_gradient(x) for x in tensors):
+        if is_seen(tensors) or any(is_batched_gradient(x) or x.is_neg() for x in tensors):
             return second(*args)
         return run_backward(*args)
 
@@ -268,7 +269,7 @@ def define_operators(
 
     def call(*args: Any) -> Any:
         tensors = present(args[:num_tensors])
-        if is_seen(tensors):
+        if is_seen(tensors) or any(x.is_neg() for x in tensors):
             return first(*args)
         if _is_differentiated(tensors):
             return direct(*args)

@@ -337,6 +337,20 @@ def test_several_gradients_at_once_are_those_of_the_reference(attend):
         torch.testing.assert_close(one, other)
 
 
+@needs_library
+def test_a_negation_that_is_pending_is_computed():
+    """The imaginary part of a conjugate has the memory of its negative (`Tensor.is_neg`)."""
+    layer = SoftmaxAttention(8, 2, dropout=0.0, backend="native")
+    x, bias = torch.randn(1, 60, 8), torch.randn(1, 2, 60, 60, dtype=torch.complex64).conj().imag
+    assert bias.is_neg()
+    found, expected = (
+        [y := layer(x, bias=b), *torch.autograd.grad(y.square().sum(), layer.parameters())]
+        for b in (bias, bias.resolve_neg())
+    )
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
 class Wrapper(torch.Tensor):
     """A tensor whose data are in another, like those of DTensor."""
 

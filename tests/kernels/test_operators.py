@@ -289,3 +289,35 @@ def test_an_operator_computes_gradients_once():
     rows = torch.randn(4, 3)
     found = torch.autograd.grad(multiply(x, y), y, rows, is_grads_batched=True)
     assert found[0].equal(rows * x)
+
+
+def test_an_operator_reads_memory_whose_negation_is_computed():
+    """The imaginary part of a conjugate has the memory of its negative (`Tensor.is_neg`)."""
+    read = []
+
+    def forward(call):
+        read.extend(x.is_neg() for x in call)
+        return (call.query * call.key,)
+
+    def backward(call, grad, skipped):
+        read.extend(x.is_neg() for x in (*call, grad))
+        return grad * call.key, grad * call.query
+
+    multiply = define_operators(
+        ("multiplied", "multiplied_backward"),
+        Product,
+        forward,
+        backward,
+        new_outputs=lambda call: (torch.empty_like(call.query),),
+        gradients=("query", "key"),
+        flops=None,
+        has_normaliser=False,
+        num_outputs=1,
+    )
+    x, y, grad = (torch.randn(3, dtype=torch.complex64).conj().imag for _ in range(3))
+    plain = torch.randn(3, requires_grad=True)
+    multiply(x, y)
+    torch.autograd.grad(multiply(x, plain), plain, grad)
+    torch.autograd.grad(multiply(plain, plain), plain, grad)
+    assert [x.is_neg(), grad.is_neg(), len(read)] == [True, True, 12]
+    assert not any(read)
