@@ -22,11 +22,9 @@ from lit_probattn.convert.wider_heads import embed_into_head_size, pad_heads
 from lit_probattn.models.language_model import LanguageModel
 from lit_probattn.reproduce.head_size.parameters import (
     Sizes,
-    bert_parameters,
-    layer_parameters,
     matched_embed_dim,
     matched_mlp_dim,
-    model_parameters,
+    model_weights,
 )
 from lit_probattn.training.checkpoints import load_checkpoint, save_checkpoint
 from lit_probattn.training.trained import open_trained
@@ -248,6 +246,17 @@ PRINTED = [
 ]
 
 
+def bert_parameters(sizes):
+    """Parameters of BERT in pre-training: biases and norms of blocks, tables, and heads."""
+    d, a, f = sizes.embed_dim, sizes.inner_dim, sizes.mlp_dim
+    blocks = sizes.num_layers * ((3 * a + d + f + d) + 4 * d)
+    tables = (512 + 2) * d + 2 * d  # positions, segments, norm
+    heads = (
+        (d * d + d) + (d * d + d + 2 * d + sizes.vocab_size) + (2 * d + 2)
+    )  # pooler, words, next
+    return model_weights(sizes) + blocks + tables + heads
+
+
 @pytest.mark.parametrize(("width", "heads", "size", "mlp", "millions"), PRINTED)
 def test_printed_totals(width, heads, size, mlp, millions):
     sizes = Sizes(width, heads, size, mlp, 24, 30522)
@@ -270,7 +279,7 @@ def test_counts_of_a_real_model():
         output_bias=False,
         attention_bias=True,
     )
-    assert sum(p.numel() for p in model.parameters()) == model_parameters(sizes)
+    assert sum(p.numel() for p in model.parameters() if p.dim() > 1) == model_weights(sizes)
 
 
 def test_matching_rules():
@@ -280,16 +289,12 @@ def test_matching_rules():
         fixed = Sizes(num_heads=heads, vocab_size=32000, **base)
         widths[heads] = matched_mlp_dim(fixed)
         other = Sizes(256, heads, 256 // heads, widths[heads], 6, 32000)
-        plain = {"biases": False, "norms": False}
-        assert layer_parameters(other, **plain) == layer_parameters(fixed, **plain)
+        assert model_weights(other) == model_weights(fixed)
     assert widths == {1: 576, 2: 640, 4: 768, 8: 1024, 16: 1536, 32: 2560, 64: 4608}
     seventy = Sizes(num_heads=70, vocab_size=32000, **base)
     assert matched_embed_dim(seventy, 1) == 455
     near = Sizes(455, 1, 455, 1024, 6, 32000)
-    plain = {"biases": False, "norms": False}
-    assert model_parameters(near, **plain) == pytest.approx(
-        model_parameters(seventy, **plain), rel=2e-3
-    )
+    assert model_weights(near) == pytest.approx(model_weights(seventy), rel=2e-3)
     with pytest.raises(ValueError, match="must be divisible by num_heads"):
         matched_mlp_dim(Sizes(256, 70, 32, 1024, 6, 32000))
     with pytest.raises(ValueError, match="too small"):

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-BERT_POSITIONS, BERT_SEGMENTS = 512, 2
-
 
 @dataclass(frozen=True)
 class Sizes:
@@ -37,30 +35,13 @@ class Sizes:
         return self.num_heads * self.head_dim
 
 
-def layer_parameters(sizes: Sizes, *, biases: bool = True, norms: bool = True) -> int:
-    """Return the parameters of a block: 4 d a + 2 d d_ff, biases 3 a + d + d_ff + d, norms 4 d."""
-    d, a, f = sizes.embed_dim, sizes.inner_dim, sizes.mlp_dim
-    count = 4 * d * a + 2 * d * f
-    count += (3 * a + d + f + d) if biases else 0
-    return count + (4 * d if norms else 0)
+def model_weights(sizes: Sizes) -> int:
+    """Return the weights of blocks and one embedding, l (4 d a + 2 d d_ff) + v d.
 
-
-def model_parameters(sizes: Sizes, *, biases: bool = True, norms: bool = True) -> int:
-    """Return the parameters of blocks and one embedding, l · block + v d."""
-    blocks = sizes.num_layers * layer_parameters(sizes, biases=biases, norms=norms)
-    return blocks + sizes.vocab_size * sizes.embed_dim
-
-
-def bert_parameters(sizes: Sizes) -> int:
-    """Return the parameters of BERT in pre-training, counted as in the paper's tables.
-
-    Position embedding 512 d, segment embedding 2 d, embedding norm 2 d, pooler d² + d,
-    masked-language-model head d² + d + 2 d + v, next-sentence head 2 d + 2; v = 30522.
+    Biases and norms do not count.
     """
-    d = sizes.embed_dim
-    tables = (BERT_POSITIONS + BERT_SEGMENTS) * d + 2 * d
-    heads = (d * d + d) + (d * d + d + 2 * d + sizes.vocab_size) + (2 * d + 2)
-    return model_parameters(sizes) + tables + heads
+    d, layers = sizes.embed_dim, sizes.num_layers
+    return layers * (4 * d * sizes.inner_dim + 2 * d * sizes.mlp_dim) + sizes.vocab_size * d
 
 
 def matched_mlp_dim(fixed: Sizes) -> int:
@@ -96,7 +77,7 @@ def matched_embed_dim(fixed: Sizes, multiple: int | None = None) -> int:
         multiple: round to a multiple of this. None means the number of heads, 1 no rounding.
     """
     layers = fixed.num_layers
-    total = model_parameters(fixed, biases=False, norms=False)
+    total = model_weights(fixed)
     b = 2 * layers * fixed.mlp_dim + fixed.vocab_size
     exact = (-b + (b * b + 16 * layers * total) ** 0.5) / (8 * layers)
     step = fixed.num_heads if multiple is None else multiple

@@ -26,7 +26,7 @@ from lit_probattn.base.config_files import is_there
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.reproduce.__main__ import main
 from lit_probattn.reproduce.head_size.grid import Grid, perplexity_of
-from lit_probattn.reproduce.head_size.parameters import Sizes, model_parameters
+from lit_probattn.reproduce.head_size.parameters import Sizes, model_weights
 from tests.analysis.approximation.inputs import padded_samples
 from tests.analysis.made import checkpoint
 from tests.compare.tiny import run_commands_here
@@ -197,13 +197,13 @@ def test_experiment_runs_each_model_once_and_resumes(tmp_path, capsys, monkeypat
         return Sizes(width, heads, size, row["mlp_dim"], 2, vocab_size)
 
     for _, row in table.iterrows():
-        assert row["num_parameters"] == model_parameters(sizes(row, row["embed_dim"]))
+        found = sizes(row, row["embed_dim"])
+        biases = 3 * found.inner_dim + 2 * found.embed_dim + found.mlp_dim
+        norms = 4 * found.embed_dim
+        assert row["num_parameters"] == model_weights(found) + 2 * (biases + norms)
     # Rule M2: no other multiple of the heads is nearer to the parameters of the fixed model.
-    plain, width = {"biases": False, "norms": False}, matched["embed_dim"]
-    goal = model_parameters(sizes(fixed, 16), **plain)
-    gaps = [
-        abs(model_parameters(sizes(matched, width + step), **plain) - goal) for step in (-4, 0, 4)
-    ]
+    width, goal = matched["embed_dim"], model_weights(sizes(fixed, 16))
+    gaps = [abs(model_weights(sizes(matched, width + step)) - goal) for step in (-4, 0, 4)]
     assert min(gaps) == gaps[1]
     assert fixed["num_parameters"] > table["num_parameters"][0]
     capsys.readouterr()
