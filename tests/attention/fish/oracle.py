@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import torch
 
 from lit_probattn.randomness import normal_noise
@@ -17,6 +20,42 @@ def draw(noise, batch, maps, rows, cols):
     )
 
 
+def weighted(weights, maps):
+    return sum(w * x for w, x in zip(weights, maps, strict=True))
+
+
+def local_maps(maps, mixing, num_heads, last_bias=None, kind="none", draws=None):
+    """Return the list of local maps of a list of global ones, each with any dimensions.
+
+    `draws` returns noise of a number of maps, (B, count, …).
+    """
+    (first, *rest), s = mixing.weights, mixing.noise_scale
+    rows = [first[0]] * num_heads if mixing.mixer == "shared" else list(first)
+    if mixing.mixer == "relu_sum":  # the written form
+        noise = [[0.0] * len(maps)] * len(rows)
+        if kind != "none":
+            own = 1 if kind == "local" else len(maps)
+            eps = draws(len(rows) * own).unflatten(1, (len(rows), own))
+            scaled = [s[k] * eps[:, :, k % own] for k in range(len(maps))]
+            noise = [[x[:, u] for x in scaled] for u in range(len(rows))]
+        units = [
+            sum((p * (g + e)).clamp_min(0) for p, g, e in zip(row, maps, added, strict=True))
+            for row, added in zip(rows, noise, strict=True)
+        ]
+    else:
+        units = [weighted(row, maps) for row in rows]
+        if kind != "none":
+            eps = draws(len(rows))
+            for u, row in enumerate(rows):
+                c = (row * s).sum() if kind == "local" else (row * s).square().sum().sqrt()
+                units[u] = units[u] + c * eps[:, u]
+    for weight, bias in zip(rest, mixing.biases, strict=True):
+        if mixing.mixer == "mlp":
+            units = [(x if bias is None else x + bias[u]).clamp_min(0) for u, x in enumerate(units)]
+        units = [weighted(row, units) for row in weight]
+    return units if last_bias is None else [x + last_bias[j] for j, x in enumerate(units)]
+
+
 def fish_logits(
     query, key, *, mixing, num_heads, scale_position, noise_position, noise=None, scale_ratio=1.0
 ):
@@ -24,67 +63,16 @@ def fish_logits(
     batch, num_global, rows, dim = query.shape
     cols, root = key.shape[2], dim**0.5 / scale_ratio
     kind = "none" if noise is None else noise.kind
-    s = mixing.noise_scale
-    maps = []
-    for k in range(num_global):
-        g = torch.einsum("bie,bje->bij", query[:, k], key[:, k])
-        if scale_position == "before":
-            g = g / root
-        maps.append(g)
-    if kind != "none" and scale_position == "before" and noise_position == "raw":
-        s = s / root
+    maps = [torch.einsum("bie,bje->bij", query[:, k], key[:, k]) for k in range(num_global)]
+    if scale_position == "before":
+        maps = [g / root for g in maps]
+        if kind != "none" and noise_position == "raw":
+            mixing = replace(mixing, noise_scale=mixing.noise_scale / root)
     if kind == "global":
         eps = draw(noise, batch, num_global, rows, cols)
-        maps = [g + s[k] * eps[:, k] for k, g in enumerate(maps)]
-    first = mixing.weights[0]
-    units = first.shape[0]
-    logits = []
-    if mixing.mixer in ("linear", "shared"):
-        if kind in ("local", "local_global"):
-            eps = draw(noise, batch, num_heads, rows, cols)
-        for j in range(num_heads):
-            p = first[0] if mixing.mixer == "shared" else first[j]
-            a = sum(p[k] * maps[k] for k in range(num_global))
-            if kind == "local":
-                a = a + sum(p[k] * s[k] for k in range(num_global)) * eps[:, j]
-            elif kind == "local_global":
-                a = a + sum((p[k] * s[k]) ** 2 for k in range(num_global)).sqrt() * eps[:, j]
-            logits.append(a)
-    elif mixing.mixer == "mlp":
-        if kind in ("local", "local_global"):
-            eps = draw(noise, batch, units, rows, cols)
-        hidden = []
-        for u in range(units):
-            z = sum(first[u, k] * maps[k] for k in range(num_global))
-            if kind == "local":
-                z = z + sum(first[u, k] * s[k] for k in range(num_global)) * eps[:, u]
-            elif kind == "local_global":
-                z = z + sum((first[u, k] * s[k]) ** 2 for k in range(num_global)).sqrt() * eps[:, u]
-            hidden.append(z)
-        for weight, bias in zip(mixing.weights[1:], mixing.biases, strict=True):
-            active = [
-                (z if bias is None else z + bias[u]).clamp_min(0) for u, z in enumerate(hidden)
-            ]
-            hidden = [sum(row[u] * h for u, h in enumerate(active)) for row in weight]
-        logits = hidden
-    else:  # the written form
-        if kind == "local":
-            eps = draw(noise, batch, units, rows, cols)[:, :, None].expand(
-                -1, -1, num_global, -1, -1
-            )
-        elif kind == "local_global":
-            eps = draw(noise, batch, units * num_global, rows, cols)
-            eps = eps.unflatten(1, (units, num_global))
-        sums = []
-        for j in range(units):
-            terms = []
-            for k in range(num_global):
-                noisy = maps[k]
-                if kind in ("local", "local_global"):
-                    noisy = noisy + s[k] * eps[:, j, k]
-                terms.append((first[j, k] * noisy).clamp_min(0))
-            sums.append(sum(terms))
-        logits = [sum(row[j] * u for j, u in enumerate(sums)) for row in mixing.weights[1]]
+        maps, kind = [g + mixing.noise_scale[k] * eps[:, k] for k, g in enumerate(maps)], "none"
+    draws = partial(draw, noise, batch, rows=rows, cols=cols)
+    logits = local_maps(maps, mixing, num_heads, None, kind, draws)
     return [a / root if scale_position == "after" else a for a in logits]
 
 

@@ -1,4 +1,4 @@
-"""Mixed heads of queries or keys alone, against sums written out by head and by entry."""
+"""Mixed heads of queries or keys alone, against sums written out by head."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lit_probattn.attention import FiSHAttention, SoftmaxAttention
 from lit_probattn.attention.own.contract import CHECKS
+from tests.attention.fish.oracle import local_maps
 from tests.attention.mgk.oracles import combine
 from tests.support.helpers import assert_equals_the_sums, cpu_backends
 from tests.support.slow import FEWER, some_of, taking_turns
@@ -40,35 +41,11 @@ def mixed(mix_on, name="mlp", **more):
     return layer
 
 
-def local(heads, mixing, last_bias, num_heads):
-    """Return the list of the H local heads, each (B, N, E), one entry at a time."""
-    entries = []
-    for e in range(heads.shape[-1]):
-        units = [heads[:, k, :, e] for k in range(heads.shape[1])]
-        first, *rest = mixing.weights
-        if mixing.mixer == "relu_sum":
-            units = [
-                sum((p * x).clamp_min(0) for p, x in zip(row, units, strict=True)) for row in first
-            ]
-        else:
-            units = [sum(p * x for p, x in zip(row, units, strict=True)) for row in first]
-        for weight, bias in zip(rest, mixing.biases, strict=True):
-            if mixing.mixer == "mlp":
-                units = [
-                    (x if bias is None else x + bias[u]).clamp_min(0) for u, x in enumerate(units)
-                ]
-            units = [sum(p * x for p, x in zip(row, units, strict=True)) for row in weight]
-        if last_bias is not None:
-            units = [x + last_bias[j] for j, x in enumerate(units)]
-        entries.append(units if len(units) == num_heads else units * num_heads)
-    return [torch.stack([entry[j] for entry in entries], -1) for j in range(num_heads)]
-
-
 def oracle(
     query, key, value, *, masks, dropout, mixing, last_bias, num_heads, mix_on, scale_ratio=1.0
 ):
     given = query if mix_on == "query" else key
-    made = local(given, mixing, last_bias, num_heads)
+    made = local_maps(given.unbind(1), mixing, num_heads, last_bias)
     density = []
     for j in range(num_heads):
         q, k = (made[j], key[:, j]) if mix_on == "query" else (query[:, j], made[j])
@@ -190,7 +167,7 @@ def test_shifted_windows_with_position_bias(mix_on, mixer):
     mixing = layer.core.mixing
     values = mixing.values(None)
     last = mixing.last_bias  # of keys softmax cancels it
-    heads[mix_on] = torch.stack(local(heads[mix_on], values, last, 4), 1)
+    heads[mix_on] = torch.stack(local_maps(heads[mix_on].unbind(1), values, 4, last), 1)
     scores = torch.einsum("bhie,bhje->bhij", heads["query"], heads["key"]) / 3**0.5
     scores = scores + windows.position_bias()
     scores = scores + block.attn_mask.repeat(2, 1, 1)[:, None] * 1e9  # 0 or -100 there

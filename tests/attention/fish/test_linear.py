@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from lit_probattn.attention import LinearFiSHAttention
 from lit_probattn.attention.own.contract import CHECKS
 from lit_probattn.randomness import RandomKey
-from tests.attention.fish.oracle import draw
+from tests.attention.fish.oracle import draw, local_maps
 from tests.attention.mgk.oracles import visible_pairs
 from tests.support.helpers import (
     assert_equals_the_sums,
@@ -84,13 +84,7 @@ def oracle(
     local = None
     if mixing.mixer == "mlp":
         states = torch.einsum("bin,bgnf,bgne->bgife", visible, k, value) + shift[:, :, None]
-        units = [sum(row[g] * states[:, g] for g in range(G)) for row in first]
-        for weight, bias in zip(mixing.weights[1:], mixing.biases, strict=True):
-            active = [
-                (x if bias is None else x + bias[u]).clamp_min(0) for u, x in enumerate(units)
-            ]
-            units = [sum(row[u] * x for u, x in enumerate(active)) for row in weight]
-        local = [x if last_bias is None else x + last_bias[j] for j, x in enumerate(units)]
+        local = local_maps(states.unbind(1), mixing, H, last_bias)
     outputs = []
     for j in range(H):
         top, total = 0.0, 0.0
