@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,8 +23,7 @@ VARIANTS = sorted(p.stem for p in shipped("attention") if p.parent.name == "atte
 QUICK = {cls: name for name, (cls, _) in reversed(shipped_variants().items())}.values()
 
 
-def softmax(c, head_dim, **more):
-    return SoftmaxAttention(c, HEADS, head_dim=head_dim, **more)
+softmax = partial(SoftmaxAttention, num_heads=HEADS)
 
 
 def small(attention=softmax, **options: Any) -> DecisionTransformer:
@@ -274,10 +274,7 @@ def test_tensors_of_other_sizes_are_refused(name, message):
 
 def test_the_layers_start_as_documented():
     model = DecisionTransformer(
-        lambda c, head_dim, **more: MGKAttention(c, 2, head_dim=head_dim, **more),
-        obs_dim=11,
-        act_dim=3,
-        max_timestep=1020,
+        partial(MGKAttention, num_heads=2), obs_dim=11, act_dim=3, max_timestep=1020
     )
     std = model.encoder.blocks[0].mlp.fc1.weight.std()
     assert float(std.detach()) == pytest.approx(0.02, rel=0.02)
@@ -286,8 +283,6 @@ def test_the_layers_start_as_documented():
 
 
 def test_options_reach_the_layers():
-    def linear(c, head_dim, **more):
-        return LinearAttention(c, 2, head_dim=head_dim, **more)
-
+    linear = partial(LinearAttention, num_heads=2)
     assert small(attention_dropout=0.3).encoder.blocks[0].attention.dropout == 0.3
     assert small(linear, attention_dropout=None).encoder.blocks[0].attention.dropout == 0.0

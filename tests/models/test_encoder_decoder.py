@@ -42,8 +42,7 @@ def factory(make):
     return made
 
 
-def softmax(embed_dim, **options):
-    return SoftmaxAttention(embed_dim, H, **options)
+softmax = partial(SoftmaxAttention, num_heads=H)
 
 
 def tiny(attention=softmax, **options):

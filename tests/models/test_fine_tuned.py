@@ -14,11 +14,7 @@ from lit_probattn.models.fine_tuned import SpanModel, TextClassifier
 from lit_probattn.models.language_model import IGNORE
 from lit_probattn.models.masked_language_model import MaskedLanguageModel
 
-
-def softmax(c, head_dim, **more):
-    return SoftmaxAttention(c, 2, head_dim=head_dim, **more)
-
-
+softmax = partial(SoftmaxAttention, num_heads=2)
 SIZES = {"vocab_size": 19, "max_seq_len": 12, "embed_dim": 8, "head_dim": 4, "num_layers": 1}
 INPUTS = torch.randint(19, (3, 7), generator=torch.Generator().manual_seed(5))
 MASK = torch.arange(7) < torch.tensor([7, 4, 1])[:, None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -19,19 +20,14 @@ VOCAB, LENGTH = 47, 11
 
 
 def softmax(heads=3, **more):
-    return lambda c, head_dim, **options: SoftmaxAttention(
-        c, heads, head_dim=head_dim, **{**more, **options}
-    )
+    return partial(SoftmaxAttention, num_heads=heads, **more)
 
 
 def mgk(heads=2, **more):
-    return lambda c, head_dim, **options: MGKAttention(
-        c, heads, head_dim=head_dim, **{**more, **options}
-    )
+    return partial(MGKAttention, num_heads=heads, **more)
 
 
-def linear(c, head_dim, **options):
-    return LinearAttention(c, 2, head_dim=head_dim, **options)
+linear = partial(LinearAttention, num_heads=2)
 
 
 def small(attention=None, **options) -> LanguageModel:
@@ -221,7 +217,11 @@ def test_every_attention_file_makes_a_causal_model_that_trains(path):
     assert not torch.allclose(before[:, 6:], after[:, 6:])
 
 
-@pytest.mark.parametrize("attention", [softmax(), mgk(), linear], ids=["softmax", "mgk", "linear"])
+@pytest.mark.parametrize(
+    "attention",
+    [softmax(), mgk(), linear],
+    ids=["softmax", "mgk", "linear"],
+)
 @pytest.mark.parametrize("positions", ["reversed", "forward"])
 def test_decoding_from_caches_equals_the_full_pass(attention, positions):
     model = small(attention, positions=positions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 
 import pytest
@@ -31,9 +32,7 @@ VARIANTS = {
 
 def factory(name, **more):
     kind, heads, options = VARIANTS[name]
-    return lambda c, head_dim, **given: kind(
-        c, heads, head_dim=head_dim, **{**options, **more, **given}
-    )
+    return partial(kind, num_heads=heads, **options, **more)
 
 
 def made(name, **options) -> LanguageModel:

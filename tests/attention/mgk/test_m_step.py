@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -103,7 +104,7 @@ def test_m_step_ignores_evaluation_and_recomputation():
     def make(checkpointing):
         torch.manual_seed(1)
         return Transformer(
-            lambda c, head_dim: MGKAttention(c, H, head_dim=head_dim, e_step="soft"),
+            partial(MGKAttention, num_heads=H, e_step="soft"),
             **{"embed_dim": C, "head_dim": E, "num_layers": 2, "mlp_dim": 7},
             activation_checkpointing=checkpointing,
         ).double()
