@@ -90,33 +90,31 @@ def theirs(ours: DecisionTransformer) -> Any:
     return model
 
 
-def pairs(model: Any, ours: DecisionTransformer) -> list[tuple[Tensor, Tensor]]:
-    """Return their parameters, each beside ours in their shape; `Conv1D` is transposed."""
-    found = []
+def pairs(model: Any, ours: DecisionTransformer, of=lambda p: p) -> list[tuple[Tensor, Tensor]]:
+    """Return `of` their parameters, each beside ours in their shape; `Conv1D` is transposed."""
+    found = [(of(model.embed_timestep.weight), of(ours.timesteps.weight))]
     for name in ("weight", "bias"):
-        modules = [
-            (model.embed_return, ours.returns),
-            (model.embed_state, ours.observations),
-            (model.embed_action, ours.actions),
-            (model.embed_ln, ours.norm),
-            (model.predict_action[0], ours.head),
-            (model.encoder.ln_f, ours.encoder.norm),
-        ]
+
+        def both(theirs, *own, name=name):
+            joint = torch.cat([of(getattr(module, name)) for module in own])
+            is_conv = type(theirs).__name__ == "Conv1D" and name == "weight"
+            found.append((of(getattr(theirs, name)), joint.T if is_conv else joint))
+
         for block, mine in zip(model.encoder.h, ours.encoder.blocks, strict=True):
-            modules += [(block.ln_1, mine.norm1), (block.ln_2, mine.norm2)]
-            projections = [mine.attention.query_proj, mine.attention.key_proj]
-            projections.append(mine.attention.value_proj)
-            joint = torch.cat([getattr(p, name) for p in projections])
-            found.append((getattr(block.attn.c_attn, name), joint.T if joint.dim() == 2 else joint))
-            for conv, linear in (
-                (block.attn.c_proj, mine.attention.out_proj),
-                (block.mlp.c_fc, mine.mlp.fc1),
-                (block.mlp.c_proj, mine.mlp.fc2),
-            ):
-                value = getattr(linear, name)
-                found.append((getattr(conv, name), value.T if value.dim() == 2 else value))
-        found += [(getattr(a, name), getattr(b, name)) for a, b in modules]
-    return [*found, (model.embed_timestep.weight, ours.timesteps.weight)]
+            layer = mine.attention
+            both(block.attn.c_attn, layer.query_proj, layer.key_proj, layer.value_proj)
+            both(block.attn.c_proj, layer.out_proj)
+            both(block.mlp.c_fc, mine.mlp.fc1)
+            both(block.mlp.c_proj, mine.mlp.fc2)
+            both(block.ln_1, mine.norm1)
+            both(block.ln_2, mine.norm2)
+        both(model.embed_return, ours.returns)
+        both(model.embed_state, ours.observations)
+        both(model.embed_action, ours.actions)
+        both(model.embed_ln, ours.norm)
+        both(model.predict_action[0], ours.head)
+        both(model.encoder.ln_f, ours.encoder.norm)
+    return found
 
 
 def test_it_equals_the_model_of_transformers():
@@ -138,25 +136,10 @@ def test_it_equals_the_model_of_transformers():
     torch.testing.assert_close(found, expected, rtol=0.0, atol=1e-12)
     expected.backward()
     found.backward()
-    compared = 0
-    gradients = {id(parameter): parameter.grad for parameter in model.parameters()}
-    for block, own in zip(model.encoder.h, ours.encoder.blocks, strict=True):
-        projections = [own.attention.query_proj, own.attention.key_proj, own.attention.value_proj]
-        joint = torch.cat([projection.weight.grad for projection in projections])
-        torch.testing.assert_close(block.attn.c_attn.weight.grad, joint.T, rtol=0.0, atol=1e-10)
-    for target, source in pairs(model, ours):
-        if not isinstance(source, torch.nn.Parameter):  # transposed or joint
-            continue
-        torch.testing.assert_close(source.grad, gradients[id(target)], rtol=0.0, atol=1e-10)
-        compared += 1
-    for name in ("attn.c_proj", "mlp.c_fc", "mlp.c_proj"):
-        own_name = {"attn.c_proj": "attention.out_proj", "mlp.c_fc": "mlp.fc1"}
-        for block, own in zip(model.encoder.h, ours.encoder.blocks, strict=True):
-            source = own.get_submodule(own_name.get(name, "mlp.fc2")).weight.grad
-            target = block.get_submodule(name).weight.grad
-            torch.testing.assert_close(target.T, source, rtol=0.0, atol=1e-10)
-    # A bias is in both lists but for the joint one; norms, embeddings and head have both.
-    assert compared == 6 * 2 + LAYERS * (2 * 2 + 3) + 1
+    gradients = pairs(model, ours, lambda p: p.grad)
+    assert sum(grad.numel() for _, grad in gradients) == sum(p.numel() for p in ours.parameters())
+    for target, source in gradients:
+        torch.testing.assert_close(source, target, rtol=0.0, atol=1e-10)
 
 
 # ---- what a prediction depends on --------------------------------------------------------------
