@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import logging
 import os
 import shlex
@@ -9,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self, get_args
 
 import lightning.pytorch as pl
 import numpy as np
@@ -37,7 +39,13 @@ from datamodules.core.loaders import (
 )
 from datamodules.core.order import EvaluationOrder, MicroSteps, TrainingOrder
 from datamodules.core.sequences import PadCollate
-from lit_probattn.base.arguments import Count, OnlyWith, WholeNumber, checks_arguments
+from lit_probattn.base.arguments import (
+    Count,
+    OnlyWith,
+    WholeNumber,
+    changed_arguments,
+    checks_arguments,
+)
 from lit_probattn.base.errors import DataError, MissingDataError
 
 _log = logging.getLogger("datamodules")
@@ -116,7 +124,6 @@ class DataModule(pl.LightningDataModule):
         self.data_dir = expand(data)
         cache = cache_dir or os.environ.get("LIT_PROBATTN_CACHE")
         self.cache_dir = expand(cache) if cache else default_root(self.data_dir)
-        self._cache_is_named = bool(cache)
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
         self.num_workers, self.seed = num_workers, seed
         self.predict_split = predict_split
@@ -354,6 +361,13 @@ class CachedDataModule(DataModule):
     """A DataModule whose splits are stored in a cache, built from a release or by a generator."""
 
     _opened: Cache | None = None
+    _given: dict[str, Any]
+
+    def __new__(cls, *values: Any, **given: Any) -> Self:
+        """Store the arguments, which name the command that builds the cache."""
+        made = super().__new__(cls)
+        made._given = dict(zip(inspect.signature(cls).parameters, values, strict=False)) | given
+        return made
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that determine the content of the cache; plain JSON values."""
@@ -370,10 +384,6 @@ class CachedDataModule(DataModule):
     def splits_of(self, cache: Cache) -> dict[str, Split]:
         """Return the splits in an opened cache."""
         raise NotImplementedError
-
-    def must_name(self) -> dict[str, Any]:
-        """Return the settings that a command needs to find the cache; unset ones are left out."""
-        return {}
 
     @property
     def cache_spec(self) -> CacheSpec:
@@ -401,14 +411,14 @@ class CachedDataModule(DataModule):
             self._opened = found
             return found
         except DataError as error:
-            named = {name: x for name, x in self.must_name().items() if x not in (None, "")}
-            named["data_dir"] = self.data_dir
-            if self._cache_is_named:
-                named["cache_dir"] = self.cache_dir
-            flags = [word for name, x in named.items() for word in (f"--{name}", str(x))]
-            command = shlex.join(["lit-probattn", "data", "prepare", self.task, *flags])
+            elsewhere = inspect.signature(DataModule).parameters.keys() - {"cache_dir"}
+            changed = changed_arguments(type(self), self._given)
+            named = {name: x for name, x in changed.items() if name not in elsewhere}
+            named["data_dir"] = str(self.data_dir)
+            words = [w for name, x in named.items() for w in (f"--{name}", _as_word(x))]
+            command = shlex.join(["lit-probattn", "data", "prepare", self.task, *words])
             kind = MissingDataError if isinstance(error, MissingDataError) else DataError
-            raise kind(f"{error}; run `{command}` with the same settings") from None
+            raise kind(f"{error}; run `{command}`") from None
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -440,3 +450,8 @@ class CachedDataModule(DataModule):
     def load_splits(self) -> dict[str, Split]:
         """Open the splits in the cache."""
         return self.splits_of(self.cache)
+
+
+def _as_word(value: object) -> str:
+    """Return a value as on a command line."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -280,11 +280,6 @@ class OwnSamples(NewSamples, AtPath, Divided, ClassMap, CachedDataModule):
 
     # ---- cache ---------------------------------------------------------------------------------
 
-    def must_name(self) -> dict[str, Any]:
-        """Return the given paths, which have no default."""
-        held_out = {f"{split}_path": path for split, path in self._held_out.items()}
-        return {"path": self.given_path, **held_out}
-
     def settings(self) -> dict[str, Any]:
         """Return the settings that determine the content of the cache."""
         return {

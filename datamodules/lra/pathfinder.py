@@ -83,10 +83,6 @@ class Pathfinder(ArenaPixels):
         self.max_seq_len = resolution**2
         self.published = _published(_NUM_PUBLISHED)
 
-    def must_name(self) -> dict[str, Any]:
-        """Return difficulty and resolution; the difficulty has no default."""
-        return {"difficulty": self.difficulty, "resolution": self.resolution}
-
     def settings(self) -> dict[str, Any]:
         """Return the settings that determine the content of the cache."""
         place = {"resolution": self.resolution, "difficulty": self.difficulty}

@@ -95,10 +95,6 @@ class OwnSeries(SeriesData, OwnSamples):
         """Return the settings that determine the content of the cache."""
         return {**super().settings(), **self._columns(), "reader_version": _READER_VERSION}
 
-    def must_name(self) -> dict[str, Any]:
-        """Return the given paths and the columns."""
-        return {**super().must_name(), **self._columns()}
-
     # ---- reading -------------------------------------------------------------------------------
 
     def read(self, path: Path, labelled: bool = True) -> Rows:

@@ -114,10 +114,6 @@ class UEA(HeldOut, SeriesData, CachedDataModule):
 
     # ---- cache ---------------------------------------------------------------------------------
 
-    def must_name(self) -> dict[str, Any]:
-        """Return archive and source; the archive has no default."""
-        return {"name": self.archive, "source": self.source}
-
     def settings(self) -> dict[str, Any]:
         """Return the settings that determine the content of the cache; the release is fixed."""
         return {"archive": self.archive, "source": self.source, "reader_version": _READER_VERSION}

@@ -135,10 +135,6 @@ class OwnText(NewSamples, AtPath, Divided, TextStream):
         files = {"path": str(self.path.resolve()), "shares": self.shares}
         return {**files, "split_seed": self.split_seed, **super().settings()}
 
-    def must_name(self) -> dict[str, Any]:
-        """Return the path, which has no default, and the tokenisation settings."""
-        return {"path": self.path, **self.units.settings()}
-
     def sources(self) -> list[Path]:
         """Return the text files that are read."""
         files = text_files(self.path, SUFFIXES)

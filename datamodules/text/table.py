@@ -262,10 +262,6 @@ class LabelledTexts(Padded, TextTable):
                 f"files of its training, and set new_path to other texts"
             )
 
-    def must_name(self) -> dict[str, Any]:
-        """Return the files, the columns and the tokens."""
-        return {**super().must_name(), **self.columns, **self.choice.settings()}
-
     def cleaned(self, text: str) -> str:
         """Return a text as whole lines, each ended by a newline."""
         return text.strip().replace("\r\n", "\n").replace("\r", "\n") + "\n"

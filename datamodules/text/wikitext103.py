@@ -65,10 +65,6 @@ class WikiText103(TextStream):
         """Return the settings that determine the content of the cache."""
         return {"corpus": self.corpus, **super().settings()}
 
-    def must_name(self) -> dict[str, Any]:
-        """Return the corpus if it is not the default, and the tokens."""
-        return {"corpus": None if self.corpus == "wikitext-103" else self.corpus, **self._named}
-
     def find(self) -> dict[str, TextSource]:
         """Find the files of the release."""
         return find_release(self.data_dir, self.corpus)

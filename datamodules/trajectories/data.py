@@ -286,12 +286,6 @@ class Trajectories(AtPath, CachedDataModule, TrajectoryModule):
             name = str(place.resolve())
         return {"file": name, "env": self.environment.name}
 
-    def must_name(self) -> dict[str, Any]:
-        """Return the settings that select the file, which have no defaults."""
-        if self.quality is not None:
-            return {"env": self.environment.name, "quality": self.quality}
-        return {"path": self.path, "env": self.environment.name}
-
     def sources(self) -> list[Path]:
         """Return the file, or the folder of minari; raises MissingDataError if it is missing."""
         if self._is_minari:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import pickle
 import random
+import re
+import shlex
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
@@ -13,9 +15,11 @@ from typing import Any
 
 import pytest
 
+from datamodules.__main__ import main as command_line
 from datamodules.core.base import CachedDataModule
-from lit_probattn.base.errors import DataError
+from lit_probattn.base.errors import DataError, MissingDataError
 from tests.datamodules.test_options import CLASSES, TABLE, digest, placed
+from tests.support.slow import every_nth
 
 NAMES = ("train", "val", "test")
 
@@ -120,6 +124,20 @@ def test_files_are_left_alone_and_a_change_of_any_makes_the_cache_stale(name, tm
             built(name, folder).open()
         path.write_bytes(content)
     data.open()  # with the files as they were
+
+
+CACHED = [pytest.param(name, id=name) for name in ("listops", "toy_translation", *FROM_FILES)]
+
+
+@pytest.mark.parametrize("name", every_nth(4, CACHED))
+def test_the_command_in_the_message_builds_the_missing_cache(name, tmp_path):
+    TABLE[name].write(tmp_path / "data")
+    data = built(name, tmp_path / "data")
+    with pytest.raises(MissingDataError, match="no cache of") as error:
+        data.open()
+    (command,) = re.findall("`(.*)`", str(error.value))
+    assert command_line(shlex.split(command)[2:]) == 0
+    data.open()
 
 
 @pytest.mark.parametrize("name", ["own_series", "own_texts", "text_pairs"])

@@ -78,11 +78,6 @@ class PretrainingText(AtPath, Divided, PackedTraining, EncodedTexts):
         """Return the text files and the files of a given tokeniser."""
         return [*text_files(self.folder, SUFFIXES), *self.choice.files()]
 
-    def must_name(self) -> dict[str, Any]:
-        """Return the settings that a command needs to find the cache."""
-        given = {"path": self.given_path, "documents": self.documents}
-        return {**given, "tokenizer": self.choice.file}
-
     def settings(self) -> dict[str, Any]:
         """Return the settings that determine the content of the cache."""
         return {

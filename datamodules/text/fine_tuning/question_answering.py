@@ -115,16 +115,6 @@ class QuestionAnswering(NewSamples, AtPath, EncodedTexts):
         """Return the data files and the files of a given tokeniser."""
         return [*self.files().values(), *self.choice.files()]
 
-    def must_name(self) -> dict[str, Any]:
-        """Return the settings that a command needs to find the cache."""
-        return {
-            "path": self.given_path,
-            "version": self.version,
-            "tokenizer": self.choice.file,
-            "max_length": self.max_length,
-            "stride": self.stride,
-        }
-
     def settings(self) -> dict[str, Any]:
         """Return the settings that determine the content of the cache."""
         sizes = [self.max_length, self.stride, self.max_query_length]

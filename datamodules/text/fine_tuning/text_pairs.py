@@ -96,13 +96,6 @@ class TextPairs(EncodedTexts, TextTable):
         """Return the settings that determine the content of the cache."""
         return {**super().settings(), "corpus": self.corpus, "max_length": self.max_length}
 
-    def must_name(self) -> dict[str, Any]:
-        """Return the corpus and the settings that a command needs to find the cache."""
-        named = {**self.columns, "tokenizer": self.choice.file, "max_length": self.max_length}
-        if self.corpus == "own":
-            return {**super().must_name(), **named}
-        return {"corpus": self.corpus, "path": self.given_path, **named}
-
     def read(self, path: Path, labelled: bool = True) -> Rows:
         """Read a file."""
         if self.corpus == "own":

@@ -126,10 +126,6 @@ class LM1B(PackedTraining, TokenBatches, TextStream):
             **super().settings(),
         }
 
-    def must_name(self) -> dict[str, Any]:
-        """Return the corpus if it is not the default."""
-        return {} if self.corpus == "lm1b" else {"corpus": self.corpus}
-
     @cached_property
     def _own(self) -> OwnText:
         """Finds and splits the user's text."""

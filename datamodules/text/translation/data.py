@@ -188,10 +188,6 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
         """Return the identity of the text."""
         return {"path": str(expand(self.path).resolve())}
 
-    def must_name(self) -> dict[str, Any]:
-        """Return the path, which has no default."""
-        return {"path": self.path}
-
     def sources(self) -> list[Path]:
         """Return the archive or the files."""
         place = self.place()
