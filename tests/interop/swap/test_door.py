@@ -234,10 +234,13 @@ def test_an_adapter_around_a_projection_is_refused():
         def forward(self, x):
             return super().forward(x) + 1.0
 
-    model = nn.Sequential(Attention(24, num_heads=4))
+    model, x = nn.Sequential(Attention(24, num_heads=4)), torch.randn(2, 3, 24)
     model[0].qkv = Adapter(24, 72)
-    with pytest.raises(ValueError, match=r"qkv is Adapter, expected torch\.nn\.Linear"):
-        lit_probattn.swap(model, example=torch.randn(2, 3, 24))
+    for heads in (1.0, 0.5):
+        with pytest.raises(ValueError, match=r"qkv is Adapter, expected torch\.nn\.Linear"):
+            lit_probattn.swap(model, example=x, heads=heads)
+    _, report = lit_probattn.swap(model, "smgk", example=x)  # which leaves projections alone
+    assert len(report.swapped) == 1
 
 
 @pytest.mark.parametrize("has_example", [False, True])

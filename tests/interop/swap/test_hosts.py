@@ -27,7 +27,6 @@ CASES = [*TORCH, *TIMM]
 EXACT = {
     "softmax": ("softmax", {}),
     "equal components": ("mgk", {"spread": 0.0}),
-    "equal components, hard": ("mgk", {"spread": 0.0, "e_step": "hard"}),
 }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 
 import pytest
 import torch
@@ -149,43 +148,6 @@ def test_a_variant_that_reads_tokens_is_refused_where_there_are_none():
     host = host_of("by hand, windows")
     with pytest.raises(ValueError, match="gate, which read the input of its layer"):
         lit_probattn.swap(host.model, Gated, example=host.example, shifted_keys=True)
-
-
-def infected(model):
-    model.model.layers[1].self_attn.v_proj.weight.data[0, 0] = float("nan")
-
-
-def adapted(model):
-    class Adapter(nn.Linear):
-        def forward(self, x):
-            return super().forward(x) + 1.0
-
-    model.model.layers[0].self_attn.k_proj = Adapter(32, 16)
-
-
-# Others: test_door.py.
-REFUSED = {
-    infected: "v_proj.weight contains NaN",
-    adapted: "k_proj is Adapter, expected torch.nn.Linear",
-}
-
-
-@pytest.mark.parametrize("change", REFUSED)
-@pytest.mark.parametrize("heads", [1.0, 0.5])
-def test_weights_that_would_be_lost_leave_the_model_as_it_was(change, heads):
-    host = host_of("Llama")
-    model = host.model
-    change(model)
-    before = [(n, type(m)) for n, m in model.named_modules()]
-    names, kind = list(model.state_dict()), model.config._attn_implementation
-    with pytest.raises(ValueError, match=re.escape(REFUSED[change])):
-        lit_probattn.swap(model, "mgk", example=host.example, heads=heads)
-    assert [(n, type(m)) for n, m in model.named_modules()] == before
-    assert list(model.state_dict()) == names
-    assert model.config._attn_implementation == kind
-    if change is adapted:  # what a variant with one key per head leaves alone
-        _, report = lit_probattn.swap(model, "smgk", example=host.example)
-        assert len(report.swapped) == 2
 
 
 def test_the_import_of_a_variant_does_not_change_the_start_of_its_layer(tmp_path, monkeypatch):
