@@ -17,6 +17,7 @@ import time
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import import_module
 from traceback import walk_stack
 from typing import Any, TypeVar, cast
 
@@ -27,7 +28,11 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._library.custom_ops import get_library_allowing_overwrite as library_of
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
 from torch.utils._pytree import tree_iter
 
 __all__ = [
@@ -39,12 +44,14 @@ __all__ = [
     "FunctionalTensor",
     "RenamingModule",
     "TorchDispatchMode",
+    "add_flop_formula",
     "below_autograd",
     "constant_in_graphs",
     "default_store",
     "in_backward",
     "in_forward_mode",
     "is_batched_gradient",
+    "is_counted",
     "is_decomposed",
     "is_exporting",
     "is_intercepted",
@@ -59,6 +66,7 @@ __all__ = [
     "packet_of",
     "peak_bytes",
     "recomputation",
+    "register_flop_formulas",
     "softmax_backward",
     "storage_key",
     "worker_deaths_outside_locks",
@@ -204,6 +212,47 @@ def is_intercepted(tensors: Iterable[Tensor]) -> bool:
         or torch._C._functorch.maybe_current_level() is not None
         or any(type(x) not in (Tensor, nn.Parameter) or x.is_meta for x in tensors)
     )
+
+
+_COUNTER = "torch.utils.flop_counter"
+_formulas: dict[Any, Callable[..., int]] = {}
+
+
+def add_flop_formula(operator: Any, formula: Callable[..., int]) -> None:
+    """Let PyTorch's FLOP counter count an operator.
+
+    It is registered when a call is counted or a graph recorded: PyTorch's counter imports Triton,
+    which a layer must not.
+
+    Args:
+        formula: takes the arguments of the operator, with shapes for tensors.
+    """
+    _formulas[packet_of(operator)] = formula
+
+
+def register_flop_formulas() -> None:
+    """Register the formulas of `add_flop_formula`, also with active counters, which have copies."""
+    counter: Any = import_module(_COUNTER)
+    for packet, formula in _formulas.items():
+        if packet not in counter.flop_registry:
+            counter.register_flop_formula(packet)(formula)
+    for mode in _get_current_dispatch_mode_stack():
+        if isinstance(mode, counter._FlopCounterMode):
+            mode.counter.flop_registry |= {x: counter.flop_registry[x] for x in _formulas}
+
+
+def is_counted() -> bool:
+    """Return whether a FLOP counter of PyTorch is active; it then has the formulas."""
+    if torch.compiler.is_compiling() or not torch._C._len_torch_dispatch_stack():
+        return False
+    counter: Any = sys.modules.get(_COUNTER)
+    if counter is None:
+        return False
+    modes = _get_current_dispatch_mode_stack()
+    if not any(isinstance(mode, counter._FlopCounterMode) for mode in modes):
+        return False
+    register_flop_formulas()
+    return True
 
 
 def in_forward_mode() -> bool:

@@ -11,13 +11,15 @@ from torch import Tensor
 
 from lit_probattn.base.graphs import NO_SECOND_DERIVATIVE, reject_second_derivative
 from lit_probattn.base.torch_internals import (
+    add_flop_formula,
     below_autograd,
     in_forward_mode,
     is_batched_gradient,
+    is_counted,
     is_intercepted,
     library_of,
     outside_graphs,
-    packet_of,
+    register_flop_formulas,
 )
 
 # `torch.library.custom_op` defines the same, but a call through its bookkeeping takes about twice
@@ -77,7 +79,12 @@ class _Operator:
         self._library = library_of(space, name)
         self._library.define(schema, tags=torch.Tag.pt2_compliant_tag)
         self._library.impl(name, outside_graphs(run), "CompositeExplicitAutograd")
-        torch.library.register_fake(_PREFIX + name, fake, lib=self._library)
+
+        def recorded(*args: Any) -> Any:
+            register_flop_formulas()  # compiled code calls the operator directly
+            return fake(*args)
+
+        torch.library.register_fake(_PREFIX + name, recorded, lib=self._library)
         IMPLEMENTATIONS[_PREFIX + name] = run
         self.overload: Callable[..., Any] = getattr(getattr(torch.ops, space), name).default
 
@@ -125,7 +132,7 @@ def define_operators(
     *,
     new_outputs: Callable[[Any], tuple[Tensor, ...]],
     gradients: tuple[str, ...],
-    flops: Callable[[Any, bool], int] | None,
+    flops: Callable[[Any, bool], int],
     optional: tuple[tuple[str, ...], ...] = (),
     has_normaliser: bool = True,
     num_outputs: int = 4,
@@ -153,8 +160,6 @@ def define_operators(
         flops: takes inputs whose tensors are replaced by their shapes, and whether to count
             backward. A multiply-add has 2 FLOPs, and only products count; a causal mask does not
             halve the count, and recomputation in backward counts once, as in PyTorch's formulas.
-            None registers no formula, since PyTorch's counter imports Triton, which a layer must
-            not.
         optional: groups of inputs whose gradients are computed only if one of the group is needed.
         has_normaliser: the outputs are a result and a normaliser without gradient, which backward
             reads; otherwise all outputs have gradients and backward reads no output.
@@ -259,7 +264,8 @@ def define_operators(
 
     def direct_backward(*args: Any) -> tuple[Tensor, ...]:
         tensors = present(args[: len(before) + num_tensors])
-        if is_seen(tensors) or any(is_batched_gradient(x) or x.is_neg() for x in tensors):
+        pending = any(is_batched_gradient(x) or x.is_neg() for x in tensors)
+        if is_counted() or is_seen(tensors) or pending:
             return second(*args)
         return run_backward(*args)
 
@@ -269,18 +275,12 @@ def define_operators(
 
     def call(*args: Any) -> Any:
         tensors = present(args[:num_tensors])
-        if is_seen(tensors) or any(x.is_neg() for x in tensors):
+        if is_counted() or is_seen(tensors) or any(x.is_neg() for x in tensors):
             return first(*args)
         if _is_differentiated(tensors):
             return direct(*args)
         return alone((inference or forward)(inputs(*args)))
 
-    if flops is None:
-        return call
-    from torch.utils.flop_counter import register_flop_formula
-
-    register_flop_formula(packet_of(first))(lambda *args, **_: flops(inputs(*args), False))
-    register_flop_formula(packet_of(second))(
-        lambda *args, **_: flops(inputs(*args[len(before) : -1]), True)
-    )
+    add_flop_formula(first, lambda *args, **_: flops(inputs(*args), False))
+    add_flop_formula(second, lambda *args, **_: flops(inputs(*args[len(before) : -1]), True))
     return call

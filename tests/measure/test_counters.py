@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
+from lit_probattn.attention import Attention, SoftmaxAttention
 from lit_probattn.base.errors import UnsupportedError
 from lit_probattn.measure.counters import (
     fvcore_macs,
     torch_flops,
     torch_macs,
 )
+from profiling.cost.exact import backend_macs
+from tests.attention.variants import shipped_variants
 
 
 class Calls(nn.Module):
@@ -117,3 +123,42 @@ def test_fused_attention_on_the_cpu_counts_with_grouped_heads():
 def test_products_that_are_added_in_place_count_as_elsewhere():
     first, second, total = torch.ones(2, 3, 5), torch.ones(2, 5, 7), torch.zeros(2, 3, 7)
     assert torch_flops(lambda: total.baddbmm_(first, second)) == 2 * 2 * 3 * 5 * 7
+
+
+def _training_flops(layer: Attention, backend: str) -> int:
+    layer.backend = backend
+    x = torch.randn(2, 61, 32, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        layer(x).sum().backward()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("name", shipped_variants())
+def test_the_c_library_counts_like_blocks_of_the_same_form(name):
+    """PyTorch's counter sees the operators of the library, which layers select by themselves."""
+    cls, options = shipped_variants()[name]
+    layer = cls(32, **options)
+    try:
+        found = _training_flops(layer, "native")
+    except NotImplementedError:
+        pytest.skip(f"{name} is not computed by the library")
+    expected = _training_flops(layer, "blockwise")
+    if name == "mish":  # blocks mix once for all heads, the library once for each
+        expected += 2 * 4 * 2 * 61 * 61 * 2 * (layer.num_heads - 1)
+    assert found == expected
+    closed = backend_macs(layer, 61, "native", train=True)
+    assert closed is None or found == 2 * 2 * closed
+
+
+def test_each_pass_counts_alone():
+    layer, x = SoftmaxAttention(32, 4, backend="native"), torch.randn(1, 50, 32, requires_grad=True)
+    counts = []
+    for inside in ((True, False), (False, True)):
+        counter = FlopCounterMode(display=False)
+        with counter if inside[0] else nullcontext():
+            out = layer(x)
+        with counter if inside[1] else nullcontext():
+            out.sum().backward()
+        counts.append(counter.get_total_flops())
+    forward, both = backend_macs(layer, 50, "native"), backend_macs(layer, 50, "native", train=True)
+    assert counts == [2 * forward, 2 * (both - forward)]

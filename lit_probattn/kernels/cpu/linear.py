@@ -215,6 +215,14 @@ def _backward(
     return made
 
 
+def _flops(x: Any, backward: bool) -> int:
+    """Return FLOPs of the O(N) form; pairs within chunks and the mixing of keys are not counted."""
+    batch, heads, rows, size = x.query
+    work = 2 * batch * size * (x.value[3] + x.divides)
+    write, read = work * x.value[1] * x.value[2], work * heads * rows
+    return (write + read) * (2 if backward else 1)
+
+
 _linear = define_operators(
     ("linear_chunks", "linear_chunks_backward"),
     LinearInputs,
@@ -223,7 +231,7 @@ _linear = define_operators(
     new_outputs=_new_outputs,
     gradients=_GRADS,
     optional=tuple((name,) for name in _GRADS),
-    flops=None,
+    flops=_flops,
     keep_strides=True,
     dtype=None,
     is_seen=lambda _: written() == "compiled",

@@ -321,6 +321,18 @@ def attend(call: Inputs) -> Tensor:
     return _attention(*call)[0]
 
 
+def _flops(x: Any, backward: bool) -> int:
+    """Return FLOPs of scores (products of maps, their mixing) and of weights · values."""
+    batch, owners, rows, size = x.query
+    products = owners if x.common else owners * x.key[2]
+    mixing = x.heads * owners if x.common else 0
+    if x.first is not None:
+        mixing = math.prod(x.first) + (0 if x.second is None else math.prod(x.second))
+    pairs = 2 * batch * rows * x.key[3]
+    scores, values = pairs * (products * size + mixing), pairs * x.heads * x.value[3]
+    return 3 * scores + 2 * values if backward else scores + values
+
+
 _attention = define_operators(
     ("tiles", "tiles_backward"),
     Inputs,
@@ -329,7 +341,7 @@ _attention = define_operators(
     new_outputs=_new_outputs,
     gradients=(*_GRADS, *_MIXING),
     optional=tuple((name,) for name in (*_GRADS, *_MIXING)),
-    flops=None,
+    flops=_flops,
     keep_strides=True,
     dtype=None,
     is_seen=lambda _: written() == "compiled",
