@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.attention.call import HeadLayout
+from lit_probattn.attention.call import HeadLayout, outline
 from lit_probattn.attention.core import Core
 from lit_probattn.base.errors import UnsupportedError
+from lit_probattn.functional.call import head_call
 from lit_probattn.interop.swap.core import fitted_call
 from lit_probattn.interop.swap.cores import Cores, core_of, make_core, token_hooks
 from lit_probattn.interop.swap.discovery.example import Example
@@ -239,7 +240,9 @@ def plan_sites(
             _check(model, site, [*kept, *there], settings.keys_per_head > 1)
             joins = settings.keys_per_head > 1
             heads = new_layout(site, settings) if joins else site.layout
-            parts.append(make_core(settings, heads, site.is_cross, site.width))
+            part = make_core(settings, heads, site.is_cross, site.width)
+            _check_masks(part, site)
+            parts.append(part)
         except UnsupportedError as error:
             say(site.name, str(error))
     refuse(list(refused.values()), len(wanted))
@@ -317,6 +320,26 @@ def _check(model: nn.Module, site: Site, others: Sequence[str], changes_weights:
                 f"it contains {held[0]}, which also attends and is kept: their calls cannot be "
                 "distinguished"
             )
+
+
+def _check_masks(part: nn.Module, site: Site) -> None:
+    """Raise if the variant does not support the mask and the bias of the example.
+
+    Raises:
+        UnsupportedError: it does not; the message is the variant's.
+    """
+    if not site.inputs or site.way == "written":  # a recipe; or masks are unknown until the swap
+        return
+    core = core_of(part)
+    given = {name: _detached(value) for name, value in site.inputs.items() if name != "scale"}
+    query = given.pop("query").expand(len(given["value"]), -1, -1, -1)
+    look = not core.makes.has_scores
+    try:
+        call = head_call(query, num_heads=query.shape[1], look=look, **given)
+        call = replace(call, side=query)  # a forward has one
+        core.variant(outline(core.layout, 1, 1, 1)).check(call)
+    except ValueError as error:
+        raise UnsupportedError(str(error)) from error
 
 
 def _is_swapped(module: Any) -> bool:

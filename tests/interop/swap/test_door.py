@@ -227,6 +227,52 @@ def test_what_cannot_attend_to_another_sequence_is_refused_there_only():
     assert [layer.swapped for layer in report.layers] == [True, True]
 
 
+class Masked(nn.Module):
+    """Self-attention of 4 heads with a mask or bias in the form of PyTorch's function."""
+
+    def __init__(self, mask):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(24, 72), nn.Linear(24, 24)
+        self.register_buffer("mask", mask)
+
+    def forward(self, x):
+        heads = self.qkv(x).unflatten(-1, (3, 4, 6)).permute(2, 0, 3, 1, 4)
+        found = nn.functional.scaled_dot_product_attention(*heads, attn_mask=self.mask)
+        return self.out(found.transpose(1, 2).flatten(2))
+
+
+PAIRS = torch.ones(5, 5, dtype=torch.bool).tril()
+
+
+@pytest.mark.parametrize(
+    ("variant", "heads", "mask", "message"),
+    [
+        ("linear", 1.0, torch.randn(4, 5, 5), "no scores before a softmax to add a bias to"),
+        ("mlk", 0.5, torch.randn(5, 5), "no scores before a softmax to add a bias to"),
+        ("talking_heads", 1.0, PAIRS.expand(4, 5, 5), "one attn_mask for all heads"),
+    ],
+)
+def test_what_does_not_support_a_mask_of_the_example_is_refused(variant, heads, mask, message):
+    x = torch.randn(2, 5, 24)
+    model = nn.Sequential(Masked(None), Masked(mask))
+    before, names = model(x), list(model.state_dict())
+    with pytest.raises(ValueError, match=rf"^1 of 2 .*\n  1 \(Masked\): .*{message}"):
+        lit_probattn.swap(model, variant, example=x, heads=heads)
+    assert list(model.state_dict()) == names
+    assert torch.equal(model(x), before)
+    _, report = lit_probattn.swap(model, variant, example=x, heads=heads, keep=["1"])
+    assert [layer.swapped for layer in report.layers] == [True, False]
+    assert report.layers[0].error is not None
+
+
+def test_masks_of_pairs_are_supported_by_variants_without_scores():
+    x = torch.randn(2, 5, 24)
+    for mask in (PAIRS, torch.zeros(5, 5).masked_fill(~PAIRS, float("-inf"))):
+        model, report = lit_probattn.swap(Masked(mask), "linear", example=x)
+        assert report.layers[0].error is not None
+        assert model(x).isfinite().all()
+
+
 def test_an_adapter_around_a_projection_is_refused():
     from timm.layers.attention import Attention
 
