@@ -31,8 +31,8 @@ from lit_probattn.compare.tables import kinds, read_published, read_table
 from lit_probattn.configs import attention_entry, compose, read_yaml
 from lit_probattn.reproduce import uea
 from profiling.kernels.config import load_kernels
-from profiling.sweep.config import ModelConfig, load_sweep
-from profiling.sweep.plan import make_plan, model_sizes
+from profiling.sweep.config import load_sweep
+from profiling.sweep.plan import make_plan
 from tests.support.paths import CONFIGS
 
 SMGK = "configs/attention/smgk.yaml"
@@ -270,8 +270,6 @@ def test_tables_sweeps_and_prepared_numbers_are_read_from_any_folder(folders):
     assert uea.make_table(uea.TABLE, Place(data_dir="none"))[0].rows
     sweep = load_sweep("quick")
     assert make_plan(sweep, Path.cwd()) == make_plan(sweep, CONFIGS.parent)
-    config = ModelConfig(kind="language_model", task="configs/tasks/wikitext103_small.yaml")
-    assert model_sizes(config, 64, Path.cwd()) == model_sizes(config, 64, CONFIGS.parent)
     assert attention_entry("configs/attention/fish.yaml")["class_path"].endswith("FiSHAttention")
 
 

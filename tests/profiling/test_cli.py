@@ -7,6 +7,7 @@ import yaml
 
 from lit_probattn.base.config_files import comment_of
 from lit_probattn.configs import read_yaml
+from lit_probattn.experiments.page import read
 from profiling.cli import main
 from profiling.kernels.config import load_kernels
 from profiling.measure.rows import read_rows
@@ -226,3 +227,17 @@ def test_a_results_folder_with_a_corrupt_sweep_is_one_line(capsys, tmp_path, tex
     assert status == 2
     assert "sweep.json" in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_committed_sweep_and_its_report_are_made_again(tmp_path, monkeypatch, capsys):
+    """Every count, ratio and verdict is the same."""
+    monkeypatch.chdir(ROOT)
+    rows, report, committed = tmp_path / "rows", tmp_path / "report", ROOT / "reports/mgk_figure4"
+    assert main(["sweep", "--config", "mgk_figure4", "--out", str(rows)]) == 0
+    words = ["--results", str(rows), "--out", str(report)]
+    assert main(["report", "--config", "mgk_figure4", *words]) == 0
+    for name in ("rows.csv", "ratios.csv"):
+        assert (report / name).read_bytes() == (committed / name).read_bytes()
+    found, known = (read(folder) for folder in (report, committed))
+    assert {**found, "made": {}} == {**known, "made": {}}

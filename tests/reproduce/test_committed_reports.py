@@ -14,7 +14,7 @@ from lit_probattn.reproduce import uea
 from lit_probattn.reproduce.figures import low_rank
 from tests.support.paths import ROOT
 
-# Rows of sweeps have no run folder; `lit-probattn report` makes their reports again.
+# Rows of sweeps have no run folder; `tests/profiling/test_cli.py` makes one of their reports again.
 REPORTS = sorted(
     path.parent
     for path in (ROOT / "reports").rglob("rows.csv")
