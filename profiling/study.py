@@ -17,9 +17,8 @@ from typing import Any
 
 import pandas as pd
 import torch
-from matplotlib.lines import Line2D
 
-from lit_probattn.analysis.drawing import CHEAPER
+from lit_probattn.analysis.drawing import CHEAPER, dot, label_rows, marker_legend
 from lit_probattn.attention import recorded_choices
 from lit_probattn.base import provenance
 from lit_probattn.base.arguments import DefaultsFormatter, Parser, at_least
@@ -144,36 +143,25 @@ class Report:
             part = rows[(rows[groups] == list(key)).all(axis=1)] if groups else rows
             shift = 0.6 * ((number + 0.5) / len(keys) - 0.5)
             for row in part.to_dict("records"):
-                value, place = row[y], -names.index(row[x]) - shift
-                ends = [row.get(f"{y}_p20", value), row.get(f"{y}_p80", value)]
-                error = [[value - ends[0]], [ends[1] - value]] if f"{y}_p20" in row else None
-                colour = colours[str(row[x])]
-                inside = colour if number == 0 else "white"
-                style: dict[str, Any] = {"fmt": "oDsv^<>"[number % 7], "ms": 6, "capsize": 3}
-                axis.errorbar([value], [place], xerr=error, color=colour, mfc=inside, **style)
+                ends = (row[f"{y}_p20"], row[f"{y}_p80"]) if f"{y}_p20" in row else None
+                place = -names.index(row[x]) - shift
+                style: dict[str, Any] = {"marker": _marker(number), "is_hollow": number > 0}
+                dot(axis, row[y], place, ends, colour=colours[str(row[x])], **style)
         if "_over_" in y:
             axis.axvline(1.0, color="0.5", lw=0.8, ls=":")
             axis.set_xlim(left=0.0)
         else:
             axis.set_xscale("log")
-        axis.set_yticks([-place for place in range(len(names))], list(map(str, names)))
-        axis.set_ylim(-len(names) + 0.4, 0.6)
+        label_rows(axis, list(map(str, names)))
         axis.set_xlabel(heading(y) + (f" ({CHEAPER})" if "_over_" in y else ""))
         if groups:
-            handles = [
-                Line2D(
-                    [],
-                    [],
-                    marker="oDsv^<>"[n % 7],
-                    ls="none",
-                    color="0.3",
-                    mfc="0.3" if n == 0 else "white",
-                    label=", ".join(map(_told, groups, key)),
-                )
-                for n, key in enumerate(keys)
-            ]
-            figure.legend(handles=handles, loc="outside lower center", ncols=2)
+            words = [", ".join(map(_told, groups, key)) for key in keys]
+            marker_legend(figure, {w: _marker(n) for n, w in enumerate(words)}, words[1:])
         return figure
+
+
+def _marker(number: int) -> str:
+    return "oDsv^<>"[number % 7]
 
 
 def _told(column: str, value: object) -> str:

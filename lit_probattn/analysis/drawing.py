@@ -8,7 +8,7 @@ the baseline, so that noise does not look like an effect.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
 from lit_probattn.records.figures import panels
@@ -117,6 +118,39 @@ def label(
         axis.grid(visible=True)
     if legend:
         axis.legend(fontsize=legend)
+
+
+def label_rows(axis: Axes, labels: Sequence[str]) -> None:
+    """Label the rows of a panel, which are at 0, -1, -2, …"""
+    axis.set_yticks([-row for row in range(len(labels))], labels)
+    axis.set_ylim(-len(labels) + 0.4, 0.6)
+
+
+def dot(
+    axis: Axes,
+    value: float,
+    row: float,
+    ends: tuple[float, float] | None,
+    *,
+    colour: str,
+    marker: str = "o",
+    is_hollow: bool = False,
+) -> None:
+    """Draw a value in a row, with an error bar between `ends`."""
+    error = None if ends is None else [[value - ends[0]], [ends[1] - value]]
+    style: dict[str, Any] = {"fmt": marker, "ms": 6, "capsize": 3, "color": colour}
+    fill = "white" if is_hollow else colour
+    axis.errorbar([value], [row], xerr=error, markerfacecolor=fill, **style)
+
+
+def marker_legend(figure: Figure, markers: Mapping[str, str], hollow: Collection[str] = ()) -> None:
+    """Draw the legend of markers by label below a figure; `hollow` lists labels of hollow ones."""
+    style: dict[str, Any] = {"ls": "none", "color": "0.3"}
+    handles = [
+        Line2D([], [], marker=marker, mfc="white" if name in hollow else "0.3", label=name, **style)
+        for name, marker in markers.items()
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(3, len(handles)))
 
 
 def spread_curve(axis: Axes, rows: pd.DataFrame, x: str, y: str, *, colour: str, name: str) -> None:

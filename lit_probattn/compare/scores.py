@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lit_probattn.analysis.drawing import score_limits, tiles
+from lit_probattn.analysis.drawing import label_rows, score_limits, tiles
 from lit_probattn.records.figures import PUBLISHED, ReportFigure, palette_of, readable
 
 _MOST_PANELS = 4  # in one row
@@ -134,9 +134,7 @@ def draw(
             )
             shown = [*shown, *known["published"]]
         axis.set_xlim(score_limits(shown, least_spread))
-        labels = [textwrap.fill(method, _LABEL_WIDTH) for method in part["method"]]
-        axis.set_yticks(list(places.values()), labels)
-        axis.set_ylim(-len(places) + 0.4, 0.6)
+        label_rows(axis, [textwrap.fill(method, _LABEL_WIDTH) for method in part["method"]])
         axis.set_xlabel(about)
     for index, axis in enumerate(axes):
         if index % columns and methods[index] == methods[index - 1]:

@@ -15,9 +15,8 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
-from lit_probattn.analysis.drawing import CHEAPER, label, tiles
+from lit_probattn.analysis.drawing import CHEAPER, dot, label, label_rows, marker_legend, tiles
 from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.compare.tables import Part, Row, printed_numbers
 from lit_probattn.experiments.expectations import (
@@ -267,27 +266,19 @@ class SweepTable(SweepFigure):
             part = known[known["number"] == name].reset_index(drop=True)
             for place, entry in enumerate(part.to_dict("records")):
                 colour = colour_of(names[entry["variant"]])
-                hollow: dict[str, Any] = {"markerfacecolor": "white", "ls": "none"}
-                printed = [entry["ratio_published"]]
-                axis.plot(printed, [-place], marker="D", ms=7, color=colour, **hollow)
+                printed = entry["ratio_published"]
+                dot(axis, printed, -place, None, colour=colour, marker="D", is_hollow=True)
                 ours = self.ratio(entry["variant"], number["metric"])
                 if ours is not None:
                     one = ours.estimate
-                    error = [[one.value - one.low], [one.high - one.value]]
-                    style: dict[str, Any] = {"fmt": "o", "ms": 7, "capsize": 3, "color": colour}
-                    axis.errorbar([one.value], [-place], xerr=error, **style)
+                    dot(axis, one.value, -place, (one.low, one.high), colour=colour)
             rows = part.to_dict("records")
             labels = [f"{names[e['variant']]}\nof {names[e['baseline']]}" for e in rows]
-            axis.set_yticks([-place for place in range(len(labels))], labels)
-            axis.set_ylim(-len(labels) + 0.4, 0.6)
+            label_rows(axis, labels)
             axis.set_xlim(left=0.0)
             axis.axvline(1.0, color="0.5", lw=0.8, ls=":")
             label(axis, f"ratio to the baseline ({CHEAPER})", "", part["words"].iloc[0])
-        marks = [
-            Line2D([], [], marker="D", ls="none", color="0.3", mfc="white", label="published"),
-            Line2D([], [], marker="o", ls="none", color="0.3", label="ours"),
-        ]
-        figure.legend(handles=marks, loc="outside lower center", ncols=2)
+        marker_legend(figure, {"published": "D", "ours": "o"}, ["published"])
         return figure
 
     def numbers(self) -> list[Finding]:

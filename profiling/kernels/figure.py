@@ -10,9 +10,8 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
-from lit_probattn.analysis.drawing import CHEAPER, tiles
+from lit_probattn.analysis.drawing import CHEAPER, dot, label_rows, marker_legend, tiles
 from lit_probattn.records.figures import ReportFigure, colour_of
 from profiling.kernels.config import KernelsConfig
 from profiling.report.names import variant_name
@@ -104,18 +103,8 @@ def _draw(
     axes[0].set_xlim(0.0, 1.05 * max(1.0, *ends))
     for axis in axes[-2:]:
         axis.set_xlabel(f"time / time of the baseline ({CHEAPER})", fontsize=9)
-    shapes = zip(marks, _MARKS, strict=False)
-    handles = [
-        Line2D([], [], marker=shape, ls="none", color="0.3", mfc=_fill(place, "0.3"), label=mark)
-        for place, (mark, shape) in enumerate(shapes)
-    ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3)
+    marker_legend(figure, dict(zip(marks, _MARKS, strict=False)), marks[1:])
     return figure
-
-
-def _fill(place: int, colour: str) -> str:
-    """Return the fill colour of a mark: `colour` for the first, white for the others."""
-    return colour if place == 0 else "white"
 
 
 def _panel(
@@ -125,15 +114,13 @@ def _panel(
     marks: Sequence[str],
 ) -> None:
     for place, (mark, shape) in enumerate(zip(marks, _MARKS, strict=False)):
-        offset = 0.25 * (place - (len(marks) - 1) / 2)
+        offset = 0.25 * ((len(marks) - 1) / 2 - place)
         for line, (label, row) in enumerate(rows.items()):
             one = found.get(row.get(mark, ""))
             if one is None:
                 continue
-            colour, middle = colour_of(label), one["time_ratio"]
-            error = [[middle - one["time_ratio_p20"]], [one["time_ratio_p80"] - middle]]
-            style: dict[str, Any] = {"fmt": shape, "ms": 5, "capsize": 2, "color": colour}
-            axis.errorbar([middle], [line + offset], xerr=error, mfc=_fill(place, colour), **style)
+            ends = one["time_ratio_p20"], one["time_ratio_p80"]
+            style: dict[str, Any] = {"marker": shape, "is_hollow": place > 0}
+            dot(axis, one["time_ratio"], offset - line, ends, colour=colour_of(label), **style)
     axis.axvline(1.0, color="0.5", lw=0.8, ls=":")
-    axis.set_yticks(range(len(rows)), list(rows))
-    axis.set_ylim(len(rows) - 0.5, -0.5)
+    label_rows(axis, list(rows))

@@ -22,7 +22,16 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
-from lit_probattn.analysis.drawing import CHEAPER, ratio_axis, ratio_bar, ratio_colours, tiles
+from lit_probattn.analysis.drawing import (
+    CHEAPER,
+    dot,
+    label_rows,
+    marker_legend,
+    ratio_axis,
+    ratio_bar,
+    ratio_colours,
+    tiles,
+)
 from lit_probattn.records.figures import ReportFigure, colour_of, palette_of, shades
 from profiling.report.claims import ratios_of
 from profiling.report.names import AXES, LETTERS, SCOPES, variant_name
@@ -371,23 +380,15 @@ def _draw_together(both: pd.DataFrame, names: Mapping[str, str]) -> Figure:
         for row in part.to_dict("records"):
             colour, y = colour_of(names[row["variant"]]), heights[row["variant"]]
             axis.plot([row["macs"], row["value"]], [y, y], color="0.85", lw=1, zorder=1)
-            hollow: dict[str, Any] = {"markerfacecolor": "white", "ls": "none"}
-            axis.plot([row["macs"]], [y], marker="D", ms=6, color=colour, **hollow)
-            error = [[row["value"] - row["low"]], [row["high"] - row["value"]]]
-            axis.errorbar([row["value"]], [y], xerr=error, fmt="o", ms=6, capsize=3, color=colour)
+            dot(axis, row["macs"], y, None, colour=colour, marker="D", is_hollow=True)
+            dot(axis, row["value"], y, (row["low"], row["high"]), colour=colour)
         axis.axvline(1.0, color="0.5", lw=0.8, ls=":")
-        labels = [textwrap.fill(names[variant], 24) for variant in variants]
-        axis.set_yticks(list(heights.values()), labels)
-        axis.set_ylim(-len(variants) + 0.4, 0.6)
+        label_rows(axis, [textwrap.fill(names[variant], 24) for variant in variants])
         axis.set_xlabel(f"ratio to the baseline ({CHEAPER})")
         told = [_MODES[str(place[0])]]
         letters = {**LETTERS, "batch_size": "batch"}
         told += [f"{letters[c]} = {v}" for c, v in zip(columns[1:], place[1:], strict=True)]
         axis.set_title(", ".join(told))
     axes[0].set_xlim(left=0.0)  # shared, so after all panels
-    marks = [
-        Line2D([], [], marker="D", ls="none", color="0.3", mfc="white", label="multiply-adds"),
-        Line2D([], [], marker="o", ls="none", color="0.3", label="time"),
-    ]
-    figure.legend(handles=marks, loc="outside lower center", ncols=2)
+    marker_legend(figure, {"multiply-adds": "D", "time": "o"}, ["multiply-adds"])
     return figure

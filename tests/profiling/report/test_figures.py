@@ -143,7 +143,7 @@ def test_a_sweep_has_at_most_two_figures_and_the_second_needs_times():
     assert [axis.get_title() for axis in figure.axes] == [
         *("forward pass, N = 8", "forward pass, N = 16"),
     ]
-    (bar,) = [c for c in figure.axes[0].containers if hasattr(c, "has_xerr")]
+    (bar,) = [c for c in figure.axes[0].containers if c.has_xerr]
     ends = bar[2][0].get_segments()[0][:, 0]
     assert ends == pytest.approx([1.5 * 0.9 / 1.2, 1.5 * 1.2 / 0.9])
 
