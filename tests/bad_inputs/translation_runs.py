@@ -90,13 +90,11 @@ def _of_other_pairs(folder: Path) -> Path:
 
 
 @on_folder
-def _compared(folder: Path, make: Callable[[Path], Path], *more: str) -> str:
+def _compared(folder: Path, make: Callable[[Path], Path]) -> str:
     """The trained run beside one that is made of it."""
-    (folder / "remarks.csv").write_text("sentence,remark\n999,no verb\n", encoding="utf-8")
     runs = [f"a={_trained()}", f"b={make(folder)}"]
     words = ["analyse", "translations", "--runs", *runs, "--out", str(folder / "out")]
-    more_words = [word.replace("DIR", str(folder)) for word in more]
-    told = command_error([*words, "--device", "cpu", *more_words])
+    told = command_error([*words, "--device", "cpu"])
     return told.replace(str(_trained()), "RUN")
 
 
@@ -123,7 +121,3 @@ def cases() -> Iterator[Case]:
     case = partial(Case, "Translation: models side by side")
     yield case("a run without `metrics.csv`", _compared(_without_curves))
     yield case("runs of different test sets", _compared(_of_other_pairs))
-    yield case(
-        "a remark on a sentence that is not shown",
-        _compared(_copied, "--remarks", "DIR/remarks.csv", "--num_shown", "3"),
-    )

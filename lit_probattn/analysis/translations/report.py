@@ -344,26 +344,20 @@ class Report:
             )
         return pd.DataFrame(found).dropna(axis=1, how="all")
 
-    def reading(self, shown: Sequence[int], remarks: Mapping[int, str]) -> str:
-        """Return sentences with the translations of all models, and remarks.
-
-        Args:
-            shown: numbers of the sentences, from 1.
-            remarks: remarks by these numbers.
-        """
+    def reading(self, shown: Sequence[int]) -> str:
+        """Return sentences, by their numbers from 1, with the translations of all models."""
         if not shown:
             return ""
         lines = [
             "## Sample translations",
             "",
-            f"{counted(len(shown), 'sentence')}, drawn with the seed. Remarks are from --remarks.",
+            f"{counted(len(shown), 'sentence')}, drawn with the seed.",
         ]
         for number in shown:
             place = number - 1
             told = {"source": self.pairs.source.text[place]}
             told["reference"] = self.pairs.reference.text[place]
             told |= {f"**{escaped(row.name)}**": row.lines.text[place] for row in self.rows}
-            told["remark"] = remarks.get(number, "")
             lines += ["", f"Sentence {number}", ""]
             lines += [f"- {name}: {escaped(text)}".rstrip() for name, text in told.items()]
         return "\n".join(lines)

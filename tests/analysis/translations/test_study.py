@@ -10,8 +10,7 @@ import pytest
 
 from lit_probattn.analysis.__main__ import main
 from lit_probattn.analysis.translations import decoded
-from lit_probattn.analysis.translations.study import drawn, read_remarks
-from lit_probattn.base.errors import ConfigError
+from lit_probattn.analysis.translations.study import drawn
 from lit_probattn.tasks.bleu import FORMS
 from tests.analysis.made import checkpoint, open_once, train_translator, translator
 from tests.support.helpers import error_of
@@ -120,43 +119,17 @@ def test_a_second_call_decodes_only_what_an_interrupted_one_left(
     assert same[0] == same[1]
 
 
-def test_remarks_stand_below_their_sentences(runs, written, tmp_path):
+def test_drawn_sentences_are_shown_with_all_translations(runs, written, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(written, out)
     shown = drawn(11, 4, seed=5)
-    remarks = tmp_path / "remarks.csv"
-    remarks.write_text(f'sentence,remark\n{shown[1]},"no | verb, no end"\n')
-    more = ("--resamples", "2", "--num_shown", "4", "--seed", "5", "--remarks", str(remarks))
-    assert study(runs, out, *more) == 0
+    assert study(runs, out, "--resamples", "2", "--num_shown", "4", "--seed", "5") == 0
     text = (out / "translations/report.md").read_text(encoding="utf-8")
     parts = text.partition("## Sample translations")[2].split("Sentence ")[1:]
     assert [int(part.split()[0]) for part in parts] == shown
-    assert [part.rstrip().splitlines()[-1] for part in parts] == [
-        "- remark:",
-        "- remark: no \\| verb, no end",
-        *["- remark:"] * 2,
-    ]
-    assert "- **smgk**: " in parts[0]
+    assert all("- **smgk**: " in part for part in parts)
     pairs = [line for part in parts for line in part.splitlines() if "- source: " in line]
     assert len(set(pairs)) == 4
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"sentence,remark\none,x\n", "expected a unique number and a remark"),
-        (b"sentence,remark\n3,x\n3,y\n", "expected a unique number and a remark"),
-        (b"sentence,remark\n3,x,y\n", "quoted if it contains commas"),
-        (b"", "with the columns sentence,remark, received nothing"),
-        (b"number,remark\n", "received number,remark"),
-        (b"\xff", "cannot be read"),
-    ],
-)
-def test_a_file_that_holds_no_remarks_is_refused(content, message, tmp_path):
-    remarks = tmp_path / "remarks.csv"
-    remarks.write_bytes(content)
-    with pytest.raises(ConfigError, match=message):
-        read_remarks(remarks)
 
 
 @pytest.mark.slow
