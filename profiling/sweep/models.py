@@ -20,9 +20,10 @@ from profiling.cost.models import (
     SequenceModel,
     TranslationModel,
 )
+from profiling.sweep.config import UNUSED, ModelKind
 from profiling.sweep.plan import Point
 
-MODELS: dict[str, Callable[..., nn.Module]] = {
+MODELS: dict[ModelKind, Callable[..., nn.Module]] = {
     "attention": AttentionOnly.build,
     "language_model": LanguageModel,
     "classifier": SequenceModel,
@@ -30,8 +31,6 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "encoder_decoder": TranslationModel,
 }
 _FACTORIES: dict[str, AttentionFactory] = {}
-# Models with an output layer over the vocabulary and a causal mask.
-_WRITERS = ("language_model", "encoder_decoder")
 
 
 def _factory(class_path: str, arguments: Mapping[str, Any]) -> AttentionFactory:
@@ -50,15 +49,10 @@ def build_model(point: Point) -> nn.Module:
     """
     arguments = {**point.init_args, "backend": point.backend}
     attention = _factory(point.class_path, arguments)
-    sizes = dict(point.sizes, embed_dim=point.embed_dim, max_seq_len=point.seq_len)
-    causal, output = sizes.pop("is_causal"), sizes.pop("include_output_layer")
-    if point.model == "attention":
-        sizes = {k: sizes[k] for k in ("embed_dim", "head_dim")}
-    if point.model in ("attention", *_WRITERS):
-        sizes["is_causal"] = causal
-    if point.model in _WRITERS:
-        sizes.pop("num_classes", None)
-        sizes["include_output_layer"] = output
+    sizes = {name: v for name, v in point.sizes.items() if name not in UNUSED[point.model]}
+    sizes["embed_dim"] = point.embed_dim
+    if point.model != "attention":
+        sizes["max_seq_len"] = point.seq_len
     before = torch.get_default_dtype()
     torch.set_default_dtype(getattr(torch, point.dtype))
     try:

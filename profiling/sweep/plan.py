@@ -13,7 +13,7 @@ from typing import Any
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.files import digest
 from profiling.measure.rows import Quantity
-from profiling.sweep.config import UNUSED, ModelConfig, SweepConfig
+from profiling.sweep.config import UNUSED, ModelConfig, ModelKind, SweepConfig
 
 # All but the dropout are needed by the kinds of models that have them.
 _SIZES = ("head_dim", "mlp_dim", "num_layers", "vocab_size", "num_classes", "dropout")
@@ -40,7 +40,7 @@ class Point:
     baseline: str | None
     class_path: str
     init_args: Mapping[str, Any]
-    model: str
+    model: ModelKind
     sizes: Mapping[str, Any]
     embed_dim: int
     seq_len: int
