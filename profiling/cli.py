@@ -13,9 +13,15 @@ from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.base.arguments import Parser
 from lit_probattn.base.config_files import output_folder
 from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.files import refuse_to_replace
 from lit_probattn.base.progress import leave_closed_output, prepare_streams
+from lit_probattn.base.provenance import command_line
 from lit_probattn.cli.shards import add_shard_flags, shard_of
-from profiling.kernels.command import add_arguments as add_kernels_arguments
+from lit_probattn.experiments.page import FRONT, refuse_foreign_files, write_front_page
+from profiling.kernels.command import add_arguments, refuse_flags_not_read, run
+from profiling.kernels.config import load_kernels, narrowed
+from profiling.sweep.config import load_sweep
+from profiling.sweep.run import describe_plan, run_sweep
 
 REPORTS = ("reports", "runs")  # committed reports, new results
 
@@ -50,9 +56,9 @@ def make_parser() -> argparse.ArgumentParser:
     report.add_argument("--out", help="report folder (default reports/NAME)")
     report.add_argument("--html", action="store_true", help="also write one self-contained page")
     kernels = commands.add_parser("kernels", help="compare backends after parity tests")
-    add_kernels_arguments(kernels)
-    for command, run in ((sweep, _sweep), (report, _report), (kernels, _kernels)):
-        command.set_defaults(run=run)
+    add_arguments(kernels)
+    for command, function in ((sweep, _sweep), (report, _report), (kernels, _kernels)):
+        command.set_defaults(run=function)
         add_flag(command)
     return parser
 
@@ -81,9 +87,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _sweep(options: argparse.Namespace) -> int:
-    from profiling.sweep.config import load_sweep
-    from profiling.sweep.run import describe_plan, run_sweep
-
     config, root = load_sweep(options.config), Path.cwd()
     config.check_classes(root)
     index, count = shard_of(options)
@@ -106,10 +109,7 @@ def _sweep(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     if options.index is not None:
         return _index(options)
-    from lit_probattn.base.provenance import command_line
-    from lit_probattn.experiments.page import refuse_foreign_files
     from profiling.report.page import write_report
-    from profiling.sweep.config import load_sweep
 
     config = load_sweep(options.config)
     out = Path(options.out or f"reports/{config.name}")
@@ -121,8 +121,6 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _index(options: argparse.Namespace) -> int:
-    from lit_probattn.base.files import refuse_to_replace
-    from lit_probattn.experiments.page import FRONT, write_front_page
     from profiling.report.efficiency import efficiency_lines
 
     for name in ("results", "out", "html"):
@@ -138,9 +136,6 @@ def _index(options: argparse.Namespace) -> int:
 
 
 def _kernels(options: argparse.Namespace) -> int:
-    from lit_probattn.experiments.page import refuse_foreign_files
-    from profiling.kernels.command import refuse_flags_not_read, run
-    from profiling.kernels.config import load_kernels, narrowed
     from profiling.kernels.speed import run_kernels
 
     refuse_flags_not_read(options)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_probattn.base.arguments import Parser, at_least
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.commands.opened import (
     add_checkpoint,
     add_draw,
@@ -89,7 +90,6 @@ def run(options: argparse.Namespace) -> None:
     Raises:
         ConfigError: a flag is invalid, or the run is not of a language model.
     """
-    from lit_probattn.base.errors import ConfigError
     from lit_probattn.commands.bounded_cache import CacheBound, bounded_caches
     from lit_probattn.training.callbacks import PredictionWriter
 
@@ -121,7 +121,6 @@ def _open(options: argparse.Namespace) -> Trained:
     """Restore a language model and its data, which contain the prompts."""
     import yaml
 
-    from lit_probattn.base.errors import ConfigError
     from lit_probattn.configs import class_of, parameters_of, read_config
     from lit_probattn.tasks import LanguageModeling
     from lit_probattn.tasks.language_model import check_vocabulary
@@ -157,8 +156,6 @@ def _new_tokens(trained: Trained, options: argparse.Namespace) -> int:
     Raises:
         ConfigError: a prompt is empty or too long, or the requested number does not fit.
     """
-    from lit_probattn.base.errors import ConfigError
-
     most, longest = trained.task.model.max_seq_len, 0
     for text in options.prompt:
         ids, unknown = trained.data.vocabulary.encode(text)

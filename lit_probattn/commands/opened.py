@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from lit_probattn.base.allowed_code import add_flag
-from lit_probattn.base.arguments import add_data, at_least
+from lit_probattn.base.arguments import add_data, at_least, without_effect
+from lit_probattn.base.errors import ConfigError
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
@@ -53,8 +54,6 @@ def check_table(out: Path) -> None:
     Raises:
         ConfigError: another suffix, an existing file, or a parent that is a file.
     """
-    from lit_probattn.base.errors import ConfigError
-
     if out.suffix != ".parquet":
         raise ConfigError(f"--out must end in .parquet, received {out}")
     if out.exists():
@@ -70,8 +69,6 @@ def sampling_of(options: argparse.Namespace) -> Any:
     Raises:
         ConfigError: a value is out of range, or a flag has no effect without `--temperature`.
     """
-    from lit_probattn.base.arguments import without_effect
-    from lit_probattn.base.errors import ConfigError
     from lit_probattn.models.decoding import Sampling
 
     top_k, top_p = (getattr(options, name, None) for name in ("top_k", "top_p"))
@@ -87,8 +84,6 @@ def set_search(task: Any, options: argparse.Namespace) -> None:
     Raises:
         ConfigError: a value is out of range.
     """
-    from lit_probattn.base.errors import ConfigError
-
     names = {"size": "beam_size", **{f.name: f.name for f in fields(task.beam) if f.name != "size"}}
     given = {field: getattr(options, name, None) for field, name in names.items()}
     try:

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from lit_probattn.base.arguments import Parser, at_least
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.files import replacing
 from lit_probattn.commands.opened import (
     add_checkpoint,
     add_draw,
@@ -101,8 +103,6 @@ def run(options: argparse.Namespace) -> None:
 
 def _check_flags(options: argparse.Namespace) -> None:
     """Validate the flags."""
-    from lit_probattn.base.errors import ConfigError
-
     sampling_of(options)
     searched = [n for n in ("beam_size", "n_best") if (getattr(options, n) or 1) != 1]
     if searched and options.temperature:
@@ -117,8 +117,6 @@ def read_lines(file: BinaryIO) -> Iterator[str]:
     Raises:
         ConfigError: a line is not UTF-8.
     """
-    from lit_probattn.base.errors import ConfigError
-
     for number, raw in enumerate(file, 1):
         try:
             yield raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
@@ -161,8 +159,6 @@ def translated(
 
 
 def _check_lengths(lines: list[tuple[int, str]], ids: list[list[int]], most: int) -> None:
-    from lit_probattn.base.errors import ConfigError
-
     for (number, _), row in zip(lines, ids, strict=True):
         if len(row) > most:
             raise ConfigError(
@@ -213,8 +209,6 @@ def _printed(line: Translated, n_best: int) -> Iterator[str]:
 
 def _write(lines: list[Translated], path: Path) -> None:
     import pandas as pd
-
-    from lit_probattn.base.files import replacing
 
     rows = [
         {"line": x.number, "source": x.text, "rank": rank, "score": score, "translation": text}
