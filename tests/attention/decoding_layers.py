@@ -1,4 +1,4 @@
-"""The layers that decoding is tested with, by name."""
+"""The layers that decoding is tested with, by name: those of the kernels, and their caches' own."""
 
 from __future__ import annotations
 
@@ -6,100 +6,62 @@ import torch
 
 from lit_probattn.attention import (
     FiSHAttention,
+    KVCache,
     LinearAttention,
     MGKAttention,
     MLKAttention,
     ReleasedMGKAttention,
     SoftmaxAttention,
 )
+from profiling.kernels.cases import CASES
 
 B, N, C, E = 2, 13, 11, 6
-POSITIONS = {"prior_share": "head_position", "max_positions": 31}
+GROUPED = {"num_heads": 6, "num_kv_heads": 3}
+SHIFTED = {"shifted_keys": True, "variance": "paper_main"}
+FISH = {"num_heads": 4, "noise_at_eval": True}
 LAYERS = {
-    "softmax": (SoftmaxAttention, {"num_heads": 3}),
+    **{case.name.replace(" soft", ""): (case.layer, dict(case.options)) for case in CASES},
     "softmax, grouped, rotary": (
         SoftmaxAttention,
-        {"num_heads": 6, "num_kv_heads": 3, "rotary_dim": 4},
+        {**GROUPED, "rotary_dim": 4},
     ),
-    "gaussian, grouped": (
-        SoftmaxAttention,
-        {"num_heads": 6, "num_kv_heads": 2, "score": "gaussian"},
-    ),
-    "mgk": (MGKAttention, {"num_heads": 3}),
-    "mgk, K=3, unequal, grouped": (
+    "mgk hard, rotary": (
         MGKAttention,
-        {"num_heads": 6, "num_kv_heads": 3, "num_components": 3, "variance": "paper_main"},
+        {**GROUPED, "e_step": "hard", "variance": "code_lm", "rotary_dim": 6},
     ),
-    "mgk, hard, rotary": (
-        MGKAttention,
-        {"num_heads": 3, "e_step": "hard", "variance": "code_lm", "rotary_dim": 6},
-    ),
-    "mgk, dot, log det": (
-        MGKAttention,
-        {"num_heads": 3, "score": "dot", "variance": "paper_main", "include_log_det": True},
-    ),
-    "mgk, per position, row eps": (
+    "mgk, unequal, row eps": (
         ReleasedMGKAttention,
-        {"num_heads": 3, "row_eps": 0.01, "variance": "code_lm", **POSITIONS},
+        {**GROUPED, "row_eps": 0.01, "variance": "code_lm"},
     ),
-    "mgk, equal, row eps": (ReleasedMGKAttention, {"num_heads": 3, "row_eps": 0.01}),
-    "smgk": (MGKAttention, {"num_heads": 3, "shifted_keys": True}),
-    "smgk, unequal, grouped": (
-        MGKAttention,
-        {
-            "num_heads": 6,
-            "num_kv_heads": 3,
-            "shifted_keys": True,
-            "variance": "paper_main",
-        },
-    ),
-    "smgk, hard": (
-        MGKAttention,
-        {"num_heads": 3, "shifted_keys": True, "e_step": "hard", "variance": "code_lm"},
-    ),
+    "mgk, equal, row eps": (ReleasedMGKAttention, {"row_eps": 0.01}),
     **{
         f"smgk, rotary, shift {shift}": (
             MGKAttention,
-            {"num_heads": 3, "shifted_keys": True, "rotary_dim": 4, "rotary_shift": shift},
+            {**GROUPED, **SHIFTED, "rotary_dim": 4, "rotary_shift": shift},
         )
         for shift in ("before", "after", "unrotated")
     },
-    "fish": (FiSHAttention, {"num_heads": 4, "num_global_heads": 2}),
     "fish, noise at evaluation": (
         FiSHAttention,
-        {"num_heads": 4, "num_global_heads": 2, "noise_scale": 0.3, "noise_at_eval": True},
+        {**FISH, "num_global_heads": 2, "noise_scale": 0.3},
     ),
-    "gfish": (FiSHAttention, {"num_heads": 4, "num_global_heads": 2, "mixer": "mlp"}),
-    "mish": (FiSHAttention, {"num_heads": 4, "num_global_heads": 2, "mixer": "shared"}),
     "fish as written, noise per head at evaluation": (
         FiSHAttention,
-        {"num_heads": 4, "mixer": "relu_sum", "noise": "local", "noise_at_eval": True},
+        {**FISH, "mixer": "relu_sum", "noise": "local"},
     ),
-    "fish, mixed keys": (
-        FiSHAttention,
-        {"num_heads": 4, "num_global_heads": 2, "mix_on": "key", "noise": "none"},
-    ),
-    "linear": (LinearAttention, {"num_heads": 3}),
     "linear, favor, grouped": (
         LinearAttention,
-        {"num_heads": 6, "num_kv_heads": 3, "feature_map": "favor"},
+        {**GROUPED, "feature_map": "favor"},
     ),
     "linear, favor, normalised": (
         LinearAttention,
-        {"num_heads": 3, "feature_map": "favor", "feature_norm": "sum"},
+        {"feature_map": "favor", "feature_norm": "sum"},
     ),
-    "linear, dpfp, multi-query": (
-        LinearAttention,
-        {"num_heads": 3, "num_kv_heads": 1, "feature_map": "dpfp"},
-    ),
-    "mlk": (MLKAttention, {"num_heads": 3}),
-    "mlk, favor": (MLKAttention, {"num_heads": 3, "feature_map": "favor"}),
-    "mlk, per position": (MLKAttention, {"num_heads": 3, **POSITIONS}),
-    "smlk": (MLKAttention, {"num_heads": 3, "shifted_keys": True}),
+    "linear, dpfp, multi-query": (LinearAttention, {"num_kv_heads": 1, "feature_map": "dpfp"}),
+    "mlk, favor": (MLKAttention, {"feature_map": "favor"}),
+    "mlk, per position": (MLKAttention, {"prior_share": "head_position", "max_positions": 31}),
 }
-CACHED = [
-    name for name, (cls, _) in LAYERS.items() if not issubclass(cls, LinearAttention | MLKAttention)
-]
+LAYERS = {name: (cls, {"num_heads": 3, **options}) for name, (cls, options) in LAYERS.items()}
 
 
 def make(name, **options):
@@ -109,3 +71,6 @@ def make(name, **options):
         for parameter in layer.parameters():
             parameter += 0.1 * torch.rand_like(parameter)
     return layer
+
+
+CACHED = [name for name in LAYERS if isinstance(make(name).new_cache(), KVCache)]

@@ -105,13 +105,11 @@ def test_named_backends_decode_too(name):
             out = decode(single, y, mask, layer.new_cache(), 4, 1)
             torch.testing.assert_close(out.double(), full, atol=1e-5, rtol=0)
             continue
-        if ("row eps" in name and backend != "reference") or ("hard" in name and backend == "sdpa"):
-            continue
         out = decode(layer, x, mask, layer.new_cache(), 4, 1)
         torch.testing.assert_close(out, full, atol=1e-13, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["gaussian, grouped", "mgk", "smgk, unequal, grouped"])
+@pytest.mark.parametrize("name", ["gaussian", "mgk", "smgk, grouped"])
 def test_a_cache_goes_on_from_where_it_is_cut(name):
     layer, x, other = make(name), torch.randn(B, N, C).double(), torch.randn(B, N, C).double()
     cache = layer.new_cache()
@@ -186,11 +184,11 @@ TABLE = [  # name, numbers per token, constant numbers; extensions.md, section 3
     ("mgk", {"num_kv_heads": 1}, 2 * E + E + 2, 0),
     ("smgk", {}, H * (E + E + 2), 0),
     ("smgk", {"num_components": 4}, H * (E + E + 4), 0),
-    ("fish", {}, 2 * E + 4 * E, 0),
-    ("linear", {}, 0, H * E * (E + 1)),
+    ("fish", {}, 2 * E + 3 * E, 0),
+    ("linear", {}, 0, 2 * E * (E + 1)),
     ("mlk", {}, 0, H * E * (E + 1)),
     ("mlk", {"num_components": 4, "value_head_dim": 7}, 0, H * E * (7 + 1)),
-    ("smlk", {}, 0, H * E * (E + 1)),
+    ("mlk, shifted keys", {}, 0, H * E * (E + 1)),
 ]
 
 

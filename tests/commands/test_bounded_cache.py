@@ -22,7 +22,7 @@ from tests.support.slow import mostly_slow
 
 RULES = ("movement", "weight", "age")
 REFUSED = (
-    "mgk, per position, row eps",
+    "mgk, prior per position",
     "smgk, rotary, shift before",
     "fish, noise at evaluation",
     "fish as written, noise per head at evaluation",
@@ -190,7 +190,7 @@ def test_errors_of_the_three_rules():
 @pytest.mark.parametrize(
     ("layer", "reason"),
     [
-        (make("mgk, per position, row eps"), "with prior_share=head_position"),
+        (make("mgk, prior per position"), "with prior_share=head_position"),
         (make("smgk, rotary, shift before"), "with rotary_shift=before"),
         (make("linear"), "linear cannot decode from a bounded number of keys"),
         (FiSHAttention(8, 4, num_global_heads=2), "of keys with noise=global"),
