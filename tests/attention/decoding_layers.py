@@ -15,7 +15,7 @@ from lit_probattn.attention import (
 )
 from profiling.kernels.cases import CASES
 
-B, N, C, E = 2, 13, 11, 6
+B, N, C, E = 2, 13, 11, 5
 GROUPED = {"num_heads": 6, "num_kv_heads": 3}
 SHIFTED = {"shifted_keys": True, "variance": "paper_main"}
 FISH = {"num_heads": 4, "noise_at_eval": True}
@@ -27,7 +27,7 @@ LAYERS = {
     ),
     "mgk hard, rotary": (
         MGKAttention,
-        {**GROUPED, "e_step": "hard", "variance": "code_lm", "rotary_dim": 6},
+        {**GROUPED, "e_step": "hard", "variance": "code_lm", "rotary_dim": 4},
     ),
     "mgk, unequal, row eps": (
         ReleasedMGKAttention,

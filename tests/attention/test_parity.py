@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
-from lit_probattn.attention.backends import GPU_BACKENDS, engines_of
-from lit_probattn.attention.mgk.core import MGKCore
-from lit_probattn.attention.softmax import SoftmaxCore
+from lit_probattn.attention.backends import GPU_BACKENDS
+from tests.attention.decoding_layers import GROUPED, LAYERS
 from tests.attention.mgk.oracles import mgk_oracle, softmax_oracle
 from tests.support.helpers import (
     assert_blocks_of_any_size_agree,
@@ -27,68 +26,24 @@ SHAPES = [(13, 13), (7, 17), (17, 7), (1, 19), (3, 1)]
 MASKS = ["none", "key", "pairs", "key+pairs+bias"]
 COMBINATIONS = list(itertools.product(SHAPES, MASKS, (False, True)))
 
-SOFTMAX = {
-    "softmax": {"num_heads": 3},
-    "softmax, grouped": {"num_heads": 6, "num_kv_heads": 3},
-    "softmax, multi-query": {"num_heads": 3, "num_kv_heads": 1},
-    "softmax, value size 7": {"num_heads": 3, "value_head_dim": 7},
-    "gaussian": {"num_heads": 3, "score": "gaussian"},
-    "gaussian, grouped": {"num_heads": 6, "num_kv_heads": 3, "score": "gaussian"},
+ORACLES = {SoftmaxAttention: softmax_oracle, MGKAttention: mgk_oracle}
+SHIFTED = {"num_heads": 3, "num_components": 3, "shifted_keys": True}
+OPTIONS = {
+    **{name: layer for name, layer in LAYERS.items() if layer[0] in ORACLES},
+    "softmax, multi-query": (SoftmaxAttention, {"num_heads": 3, "num_kv_heads": 1}),
+    "gaussian, grouped": (SoftmaxAttention, {**GROUPED, "score": "gaussian"}),
+    "mgk, value size 7": (MGKAttention, {"num_heads": 3, "value_head_dim": 7}),
+    "mgk, M-step prior": (MGKAttention, {"num_heads": 3, "e_step": "soft"}),
+    "smgk, grouped, learned variances": (
+        MGKAttention,
+        {**GROUPED, "shifted_keys": True, "variance": "code_lm", "learn_variance": True},
+    ),
+    "smgk, K=3, prior per layer": (MGKAttention, {**SHIFTED, "prior_share": "layer"}),
+    "smgk hard, K=3, variances 1 3 5": (
+        MGKAttention,
+        {**SHIFTED, "e_step": "hard", "variance": "paper_main"},
+    ),
 }
-MGK = {
-    "mgk": {"num_heads": 3},
-    "mgk, K=1": {"num_heads": 3, "num_components": 1},
-    "mgk, K=3, variances 1 3 5": {
-        "num_heads": 3,
-        "num_components": 3,
-        "variance": "paper_main",
-    },
-    "mgk, learned variance, log det": {
-        "num_heads": 3,
-        "variance": "paper_main",
-        "learn_variance": True,
-        "include_log_det": True,
-    },
-    "mgk, dot": {"num_heads": 3, "score": "dot", "variance": "paper_main"},
-    "mgk, prior per position, softmax": {
-        "num_heads": 3,
-        "prior_share": "head_position",
-        "max_positions": 71,
-        "prior_param": "softmax",
-    },
-    "mgk, multi-query": {"num_heads": 3, "num_kv_heads": 1},
-    "smgk, grouped": {
-        "num_heads": 6,
-        "num_kv_heads": 3,
-        "shifted_keys": True,
-        "variance": "code_lm",
-        "learn_variance": True,
-    },
-    "mgk, value size 7": {"num_heads": 3, "value_head_dim": 7},
-    "mgk, hard": {"num_heads": 3, "e_step": "hard", "variance": "paper_main"},
-    "mgk, M-step prior": {"num_heads": 3, "e_step": "soft"},
-    "smgk": {"num_heads": 3, "shifted_keys": True},
-    "smgk, K=3": {"num_heads": 3, "num_components": 3, "shifted_keys": True},
-    "smgk, hard, K=3, variances 1 3 5": {
-        "num_heads": 3,
-        "num_components": 3,
-        "shifted_keys": True,
-        "e_step": "hard",
-        "variance": "paper_main",
-    },
-    "smgk, prior per layer": {"num_heads": 3, "shifted_keys": True, "prior_share": "layer"},
-    "smgk, hard": {"num_heads": 3, "shifted_keys": True, "e_step": "hard"},
-}
-CORES = {SoftmaxAttention: SoftmaxCore, MGKAttention: MGKCore}
-CASES = [(SoftmaxAttention, softmax_oracle, n, o) for n, o in SOFTMAX.items()]
-CASES += [(MGKAttention, mgk_oracle, n, o) for n, o in MGK.items()]
-PAIRS = [
-    pytest.param(*case, backend, id=f"{case[2]}-{backend}")
-    for case in CASES
-    for backend in engines_of(CORES[case[0]].makes)
-    if not (backend == "sdpa" and case[3].get("e_step") == "hard")
-    if backend not in GPU_BACKENDS  # no float64 in kernels; they have tests of their own
-]
 
 
 def make_layer(cls, options, **extra):
@@ -98,6 +53,15 @@ def make_layer(cls, options, **extra):
             if name.startswith("core.prior"):
                 value.uniform_(0.1, 0.9)
     return layer
+
+
+CASES = [(cls, ORACLES[cls], name, options) for name, (cls, options) in OPTIONS.items()]
+PAIRS = [
+    pytest.param(*case, backend, id=f"{case[2]}-{backend}")
+    for case in CASES
+    for backend in make_layer(case[0], case[3]).core.backends
+    if backend not in GPU_BACKENDS  # no float64 in kernels; they have tests of their own
+]
 
 
 @pytest.mark.usefixtures("nan_filled_empties")
@@ -111,15 +75,10 @@ def test_backend_equals_the_sums(cls, oracle, name, options, backend, share):
 
 @pytest.mark.parametrize("backend", ["reference", "blockwise", "native"])
 @pytest.mark.parametrize(
-    ("cls", "oracle", "options"),
-    [
-        (SoftmaxAttention, softmax_oracle, SOFTMAX["softmax, grouped"]),
-        (MGKAttention, mgk_oracle, MGK["mgk"]),
-        (MGKAttention, mgk_oracle, MGK["smgk, K=3"]),
-        (MGKAttention, mgk_oracle, MGK["smgk, hard"]),
-    ],
+    ("cls", "oracle", "name", "options"),
+    [c for c in CASES if c[2] in ("softmax, grouped", "mgk", "smgk, K=4", "smgk hard")],
 )
-def test_dropout_draws_the_same_pairs(cls, oracle, options, backend):
+def test_dropout_draws_the_same_pairs(cls, oracle, name, options, backend):
     assert_dropout_draws_the_pairs_of(oracle, make_layer(cls, options, dropout=0.3), backend)
 
 
