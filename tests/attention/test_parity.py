@@ -99,15 +99,16 @@ def check_beside_eager(make, backend, draws, group=str):
 
     Args:
         make: returns a layer in float64.
-        draws: lists of lengths and random keys; as long as the bound does not hold, the next one
-            is added.
+        draws: lists of lengths and random keys, each for another layer; as long as the bound does
+            not hold, the next one is added.
         group: what a gradient is counted to, by its name.
     """
-    exact, single = make(), make().float()
-    single.load_state_dict(exact.state_dict())
-    exact.load_state_dict(single.state_dict())  # both hold the float32 values
-    exact.backend, squares, beyond = "reference", {}, {}
+    squares, beyond = {}, {}
     for calls in draws:
+        exact, single = make(), make().float()
+        single.load_state_dict(exact.state_dict())
+        exact.load_state_dict(single.state_dict())  # both hold the float32 values
+        exact.backend = "reference"
         for length, rng in calls:
             inputs, call = make_call(exact, length, length, "key", False, rng)
             inputs = [x.float() for x in inputs]
@@ -146,7 +147,7 @@ def test_single_precision_error_is_within_twice_eager(cls, oracle, name, options
     ratio to that of another on every processor.
     """
     skip_without_library(backend)
-    draws = [[(length, None) for length in range(61, 69)]]
+    draws = [[(length, None) for length in range(61, 69)]] * 4
     check_beside_eager(
         *(lambda: make_layer(cls, options), backend, draws),
         group=lambda part: "parameters" if "." in part else part,
