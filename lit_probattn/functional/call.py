@@ -98,7 +98,7 @@ def head_call(
             keys.
     """
     allowed, added = split_mask(mask)
-    if added is not None and not (look and _is_zero(added)):
+    if added is not None and not (look and is_zero(added)):
         bias = added if bias is None else bias + added
     if bias is not None:
         bias = bias.to(query.dtype)
@@ -113,7 +113,8 @@ def head_call(
     return HeadCall(query, key, value, masks, scale=scale, rng=rng, packing=packing)
 
 
-def _is_zero(added: Tensor) -> bool:
+def is_zero(added: Tensor) -> bool:
+    """Whether floats that are added to scores are constant zeros."""
     return not added.requires_grad and not bool(added.any())
 
 
@@ -127,7 +128,7 @@ def _aligned_first(masks: Masks, device: torch.device) -> Masks:
     return replace(masks, attn_mask=pairs, is_causal=False)
 
 
-def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+def split_mask(mask: Tensor | None, name: str = "attn_mask") -> tuple[Tensor | None, Tensor | None]:
     """Split a mask of `scaled_dot_product_attention` into allowed pairs and a bias.
 
     A boolean mask is True where a pair may attend. Floats are added; -inf and the lowest value of
@@ -137,7 +138,7 @@ def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     if mask is None or mask.dtype == torch.bool:
         return mask, None
     if not mask.is_floating_point():
-        raise ValueError(f"attn_mask has dtype {mask.dtype}, expected bool or floating point")
+        raise ValueError(f"{name} has dtype {mask.dtype}, expected bool or floating point")
     hidden = mask <= torch.finfo(mask.dtype).min
     return ~hidden, mask.masked_fill(hidden, 0.0)
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lit_probattn.attention import Attention
 from lit_probattn.attention.call import key_or_fresh
+from lit_probattn.functional.call import is_zero, split_mask
 
 
 class _NoTensor:
@@ -190,11 +191,6 @@ def _allowed_pairs(
 
 def _split(name: str, mask: Tensor, look: bool) -> tuple[Tensor | None, Tensor | None]:
     """Return allowed pairs and added floats; None instead of zeros, if `look` reads the values."""
-    if mask.dtype == torch.bool:
-        return ~mask, None
-    if not mask.is_floating_point():
-        raise ValueError(f"{name} has dtype {mask.dtype}, expected bool or floating point")
-    hidden = mask == float("-inf")
-    added = mask.masked_fill(hidden, 0.0)
+    allowed, added = split_mask(~mask if mask.dtype == torch.bool else mask, name)
     # A mask of zeros and -inf only masks pairs, which every variant supports.
-    return ~hidden, added if not look or added.requires_grad or bool(added.any()) else None
+    return allowed, None if added is not None and look and is_zero(added) else added

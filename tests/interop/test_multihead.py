@@ -201,14 +201,15 @@ def test_maps_are_those_of_the_output(name):
 
 
 def test_every_variant_hides_what_floats_hide():
-    """Zeros and -inf, as torch's encoder makes them, are no bias: linear attention has none."""
+    """Zeros, and -inf or the least float, are no bias, which linear attention does not have."""
     module = as_multihead_attention(lit_probattn.create("linear", C, H), batch_first=True).eval()
     query, key, value = (tensor.float() for tensor in inputs())
-    results = [
-        module(query, key, value, key_padding_mask=padding(dtype), need_weights=False)[0]
-        for dtype in (torch.bool, torch.float32)
-    ]
-    assert torch.equal(*results)
+    floats = padding(torch.float32)
+    expected, *results = (
+        module(query, key, value, key_padding_mask=mask, need_weights=False)[0]
+        for mask in (padding(torch.bool), floats, floats.clamp_min(torch.finfo(floats.dtype).min))
+    )
+    assert all(torch.equal(found, expected) for found in results)
 
 
 @pytest.mark.parametrize(
