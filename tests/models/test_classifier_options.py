@@ -18,6 +18,7 @@ from lit_probattn.models.masked_language_model import MaskedLanguageModel
 from lit_probattn.models.per_layer import per_layer
 from lit_probattn.models.transformer import Transformer
 from lit_probattn.randomness import RandomKey
+from tests.models.by_hand import attend, layer_norm, mlp
 
 VOCAB, CLASSES, LONGEST, WIDTH, HEAD, INNER = 19, 5, 13, 10, 7, 11
 SIZES = {"vocab_size": VOCAB, "max_seq_len": LONGEST, "embed_dim": WIDTH, "head_dim": HEAD}
@@ -38,32 +39,11 @@ def tokens():
     return inputs, mask
 
 
-def layer_norm(x, norm):
-    centred = x - x.mean(-1, keepdim=True)
-    scale = (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
-    return centred / scale * norm.weight + norm.bias
-
-
-def attend(layer, x, mask):
-    """Softmax attention head by head; hidden keys get −1e6 as in the code, which is 0 here."""
-    outputs = []
-    for h in range(3):
-        rows = slice(h * HEAD, (h + 1) * HEAD)
-        q, k, v = (
-            F.linear(x, p.weight[rows], p.bias[rows])
-            for p in (layer.query_proj, layer.key_proj, layer.value_proj)
-        )
-        dot = torch.einsum("bie,bje->bij", q, k) / math.sqrt(HEAD)
-        outputs.append((dot - 1e6 * (~mask[:, None]).double()).softmax(-1) @ v)
-    return F.linear(torch.cat(outputs, -1), layer.out_proj.weight, layer.out_proj.bias)
-
-
 def encode(model, x, mask, blocks):
     for block in blocks:
-        x = x + attend(block.attention, layer_norm(x, block.norm1), mask)
-        inner = F.linear(layer_norm(x, block.norm2), block.mlp.fc1.weight, block.mlp.fc1.bias)
-        inner = inner * 0.5 * (1 + torch.erf(inner / math.sqrt(2)))
-        x = x + F.linear(inner, block.mlp.fc2.weight, block.mlp.fc2.bias)
+        normed = layer_norm(x, block.norm1)
+        x = x + attend(block.attention, normed, normed, ~mask[:, None])
+        x = x + mlp(block.mlp, layer_norm(x, block.norm2), F.gelu)
     return layer_norm(x, model.encoder.norm) * mask[..., None]
 
 

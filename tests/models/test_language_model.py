@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import math
 from functools import partial
 
@@ -13,6 +15,7 @@ from lit_probattn.configs import attention_entry, attention_factory
 from lit_probattn.models.embeddings import Sinusoid
 from lit_probattn.models.language_model import IGNORE, LanguageModel
 from lit_probattn.randomness import RandomKey
+from tests.models.by_hand import attend, layer_norm, mlp
 from tests.support.paths import shipped
 from tests.support.slow import mostly_slow
 
@@ -83,40 +86,18 @@ def test_parameter_counts_of_the_specification(attention, options, total, layers
 
 
 def oracle(model: LanguageModel, inputs: torch.Tensor) -> torch.Tensor:
-    """Log-probabilities in float64, one sequence after the other, from the weights alone."""
-    w = {name: value.double() for name, value in model.state_dict().items()}
-    heads, size = 3, 5
-    rows = []
-    for sequence in inputs:
-        n = len(sequence)
-        x = w["tokens.weight"][sequence] * math.sqrt(14)
-        for place in range(n):
-            for m in range(7):
-                angle = (n - 1 - place) * 10000.0 ** (-2 * m / 14)
-                x[place, m] += math.sin(angle)
-                x[place, 7 + m] += math.cos(angle)
-        for b in range(2):
-            p = f"encoder.blocks.{b}."
-            q, k, v = (
-                (x @ w[f"{p}attention.{part}_proj.weight"].T).view(n, heads, size)
-                for part in ("query", "key", "value")
-            )
-            out = torch.zeros(n, heads, size, dtype=torch.float64)
-            for i in range(n):
-                for h in range(heads):
-                    scores = torch.stack([q[i, h] @ k[j, h] for j in range(i + 1)])
-                    a = (scores / math.sqrt(size)).softmax(0)
-                    out[i, h] = sum(a[j] * v[j, h] for j in range(i + 1))
-            x = norm(x + out.reshape(n, -1) @ w[f"{p}attention.out_proj.weight"].T, w, f"{p}norm1")
-            inner = (x @ w[f"{p}mlp.fc1.weight"].T + w[f"{p}mlp.fc1.bias"]).clamp_min(0)
-            x = norm(x + inner @ w[f"{p}mlp.fc2.weight"].T + w[f"{p}mlp.fc2.bias"], w, f"{p}norm2")
-        rows.append(x @ w["tokens.weight"].T + w["output.bias"])
-    return torch.stack(rows).log_softmax(-1)
-
-
-def norm(x, w, name):
-    mean, variance = x.mean(-1, keepdim=True), x.var(-1, keepdim=True, unbiased=False)
-    return (x - mean) / (variance + 1e-5).sqrt() * w[f"{name}.weight"] + w[f"{name}.bias"]
+    """Log-probabilities in float64, from the weights alone."""
+    model, length = copy.deepcopy(model).double(), inputs.shape[1]
+    x = model.tokens.weight[inputs] * math.sqrt(14)
+    for place, m in itertools.product(range(length), range(7)):
+        angle = (length - 1 - place) * 10000.0 ** (-2 * m / 14)
+        x[:, place, m] += math.sin(angle)
+        x[:, place, 7 + m] += math.cos(angle)
+    hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
+    for block in model.encoder.blocks:
+        x = layer_norm(x + attend(block.attention, x, x, hidden), block.norm1)
+        x = layer_norm(x + mlp(block.mlp, x, torch.relu), block.norm2)
+    return torch.nn.functional.linear(x, model.tokens.weight, model.output.bias).log_softmax(-1)
 
 
 def test_model_equals_sums_written_out():

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.models.decoding import generate
@@ -15,6 +13,7 @@ from lit_probattn.models.language_model import LanguageModel
 from lit_probattn.models.released.language_model import ReleasedLanguageModel
 from lit_probattn.tasks import ReleasedLanguageModeling
 from tests.datamodules.text import made as made_text
+from tests.models.by_hand import attend, layer_norm, mlp
 from tests.support.runs import arguments, newest_state, only_version, run
 
 VOCAB, LONGEST, WIDTH, HEAD, HEADS = 19, 13, 10, 7, 3
@@ -33,25 +32,6 @@ def made(attention=softmax, **options):
     return model
 
 
-def layer_norm(x, norm):
-    centred = x - x.mean(-1, keepdim=True)
-    scale = (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
-    return centred / scale * norm.weight + norm.bias
-
-
-def attend(layer, query, tokens):
-    """Causal softmax attention, head by head, queries and keys from two inputs; no biases."""
-    outputs = []
-    for h in range(HEADS):
-        rows = slice(h * HEAD, (h + 1) * HEAD)
-        q = query @ layer.query_proj.weight[rows].T
-        k, v = (tokens @ p.weight[rows].T for p in (layer.key_proj, layer.value_proj))
-        score = torch.einsum("bie,bje->bij", q, k) / math.sqrt(HEAD)
-        hidden = torch.ones(score.shape[-2:], dtype=torch.bool).triu(1)
-        outputs.append(score.masked_fill(hidden, float("-inf")).softmax(-1) @ v)
-    return torch.cat(outputs, -1) @ layer.out_proj.weight.T
-
-
 def oracle(model, inputs, pre_norm):
     length = inputs.shape[1]
     x = model.tokens.weight[inputs] * WIDTH**0.5
@@ -59,15 +39,14 @@ def oracle(model, inputs, pre_norm):
     position = torch.arange(length - 1, -1, -1, dtype=torch.float64)
     angle = position[:, None] / 10000 ** (2 * index / WIDTH)
     x = x + torch.cat([angle.sin(), angle.cos()], -1)
+    hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
     for block in model.encoder.blocks:
         normed = layer_norm(x, block.norm1)
         if pre_norm == "keys":
-            x = x + attend(block.attention, x, normed)
+            x = x + attend(block.attention, x, normed, hidden)
         else:
-            x = normed + attend(block.attention, normed, normed)
-        fc1, fc2 = block.mlp.fc1, block.mlp.fc2
-        inner = F.linear(layer_norm(x, block.norm2), fc1.weight, fc1.bias).clamp_min(0)
-        x = x + F.linear(inner, fc2.weight, fc2.bias)
+            x = normed + attend(block.attention, normed, normed, hidden)
+        x = x + mlp(block.mlp, layer_norm(x, block.norm2), torch.relu)
     return x  # no final norm
 
 
