@@ -18,7 +18,7 @@ from lit_probattn.models.masked_language_model import MaskedLanguageModel
 from lit_probattn.models.per_layer import per_layer
 from lit_probattn.models.transformer import Transformer
 from lit_probattn.randomness import RandomKey
-from tests.models.by_hand import attend, layer_norm, mlp
+from tests.support.by_hand import attend, layer_norm, mlp
 
 VOCAB, CLASSES, LONGEST, WIDTH, HEAD, INNER = 19, 5, 13, 10, 7, 11
 SIZES = {"vocab_size": VOCAB, "max_seq_len": LONGEST, "embed_dim": WIDTH, "head_dim": HEAD}

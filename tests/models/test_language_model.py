@@ -15,7 +15,7 @@ from lit_probattn.configs import attention_entry, attention_factory
 from lit_probattn.models.embeddings import Sinusoid
 from lit_probattn.models.language_model import IGNORE, LanguageModel
 from lit_probattn.randomness import RandomKey
-from tests.models.by_hand import attend, layer_norm, mlp
+from tests.support.by_hand import attend, layer_norm, mlp
 from tests.support.paths import shipped
 from tests.support.slow import mostly_slow
 

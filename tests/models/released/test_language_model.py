@@ -13,7 +13,7 @@ from lit_probattn.models.language_model import LanguageModel
 from lit_probattn.models.released.language_model import ReleasedLanguageModel
 from lit_probattn.tasks import ReleasedLanguageModeling
 from tests.datamodules.text import made as made_text
-from tests.models.by_hand import attend, layer_norm, mlp
+from tests.support.by_hand import attend, layer_norm, mlp
 from tests.support.runs import arguments, newest_state, only_version, run
 
 VOCAB, LONGEST, WIDTH, HEAD, HEADS = 19, 13, 10, 7, 3
