@@ -231,3 +231,33 @@ def extract(archive: Path, parent: Path, wanted: Callable[[str], bool]) -> Path:
     read_tar(archive, take)
     done.touch()
     return folder
+
+
+# ---- text --------------------------------------------------------------------------------------
+
+
+def read_utf8(path: Path) -> str:
+    """Return the content of a text file with its line ends; a DataError names a wrong line."""
+    try:
+        raw = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    except OSError as error:
+        raise MissingDataError(f"{shown_name(path)}: {error.strerror}") from None
+    if b"\0" in raw:
+        line = raw.count(b"\n", 0, raw.index(b"\0")) + 1
+        raise DataError(
+            f"{shown_name(path)}, line {line}: contains a NUL character, so it is not UTF-8 text "
+            "(perhaps UTF-16); convert the file to UTF-8"
+        )
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            f"{shown_name(path)}, line {line}: not UTF-8 ({error.reason}); convert the file "
+            f"to UTF-8"
+        ) from None
+
+
+def read_text(path: Path) -> str:
+    """Return the content of a text file as `read_utf8` does, with newlines as line ends."""
+    return read_utf8(path).replace("\r\n", "\n").replace("\r", "\n")

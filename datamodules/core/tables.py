@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from datamodules.core.files import read_utf8
 from lit_probattn.base.errors import DataError, MissingDataError, nearest
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
@@ -245,24 +246,6 @@ def read_released(path: Path, columns: Collection[str]) -> Table:
             rows.append([x for name, x in zip(names, fields, strict=True) if name in columns])
             locations.append(number)
     return Table(path, _columns(names, rows, columns), locations)
-
-
-def read_utf8(path: Path) -> str:
-    """Return the content of a text file; a DataError names the line that is not UTF-8."""
-    raw = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
-    if b"\0" in raw:
-        line = raw.count(b"\n", 0, raw.index(b"\0")) + 1
-        raise DataError(
-            f"{path}, line {line}: contains a NUL character, so it is not UTF-8 text (perhaps "
-            "UTF-16); convert the file to UTF-8"
-        )
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise DataError(
-            f"{path}, line {line}: not UTF-8 ({error.reason}); convert the file to UTF-8"
-        ) from None
 
 
 def _read_csv(path: Path, least_columns: int) -> Table:

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.core.tables import read_table, read_utf8
+from datamodules.core.files import read_utf8
+from datamodules.core.tables import read_table
 from lit_probattn.base.errors import DataError, MissingDataError
 from lit_probattn.base.files import digest_of
 

@@ -11,6 +11,7 @@ from typing import TextIO
 import numpy as np
 import numpy.typing as npt
 
+from datamodules.core.files import read_utf8
 from lit_probattn.base.errors import DataError
 
 _BOM = "\ufeff"
@@ -183,22 +184,12 @@ def read_ts(path: Path) -> TsFile:
                 found.series.append(series)
                 found.labels.append(label)
                 found.lines.append(location.line)
-    except UnicodeDecodeError as error:
-        location.line = _line_of_wrong_byte(path)
-        raise location.error(f"not UTF-8 text ({error.reason})") from None
+    except UnicodeDecodeError:  # of a block; this names the line
+        read_utf8(path)
+        raise
     if not found.series:
         raise location.error("no series after @data")
     return replace(found, header=header)
-
-
-def _line_of_wrong_byte(path: Path) -> int:
-    """Line of the first byte that is not UTF-8; block-wise decoding does not report it."""
-    content = path.read_bytes()
-    try:
-        content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        return content.count(b"\n", 0, error.start) + 1
-    return 0
 
 
 # ---- one series ---------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, models
 
+from datamodules.core.files import read_text
 from datamodules.text.learn import BERT, ROBERTA, as_bert, as_roberta, as_words
 from datamodules.text.tokens import END_OF_LINE, ROLES, UNKNOWN, Tokens
 from lit_probattn.base.errors import DataError, MissingDataError, nearest
@@ -18,7 +19,7 @@ _SETTINGS = "tokenizer_config.json"
 
 def read_words(path: Path) -> Tokens:
     """Read one word per line, in the order of the ids, including `<eos>`."""
-    text = _text(path, "vocabulary")
+    text = read_text(path)
     try:
         return as_words(text.removesuffix("\n").split("\n"))
     except DataError as error:
@@ -56,7 +57,7 @@ def read_encoder(path: Path) -> Tokens:
     beside = file.parent / _SETTINGS
     settings = _json(beside) if beside.is_file() else {}
     if file.suffix == ".txt":
-        lines = _text(file).removesuffix("\n").split("\n")
+        lines = read_text(file).removesuffix("\n").split("\n")
         if lines == [""]:
             raise DataError(f"{file} is empty: expected a token per line")
         ids = {line: number for number, line in enumerate(lines)}
@@ -135,7 +136,7 @@ def _special(
 
 def _tokenizer(file: Path) -> Tokenizer:
     try:
-        return Tokenizer.from_str(_text(file, "tokenizer"))
+        return Tokenizer.from_str(read_text(file))
     except DataError:
         raise
     except Exception as error:  # the package raises plain Exception
@@ -149,18 +150,9 @@ def _unreadable(file: Path, error: Exception) -> DataError:
     )
 
 
-def _text(file: Path, what: str = "tokeniser") -> str:
-    try:
-        return file.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise MissingDataError(f"{what} file {file}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{what} file {file} is not UTF-8: {error}; replace it") from None
-
-
 def _json(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(_text(file))
+        content = json.loads(read_text(file))
     except json.JSONDecodeError as error:
         raise DataError(f"{file} is not JSON: {error}; replace it") from None
     if not isinstance(content, dict):

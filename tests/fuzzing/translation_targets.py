@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from datamodules.core.files import read_text
 from datamodules.text.translation.bpe import Codes, joined
 from datamodules.text.translation.dictionary import SPECIALS, Dictionary
 from datamodules.text.translation.files import Lines, Pair, check_pair
-from datamodules.text.translation.preparation import read_codes, read_text
+from datamodules.text.translation.preparation import read_codes
 from tests.fuzzing.targets import reader
 
 _GERMAN = "Der Hund läuft.\nDas Haus war groß.\nNein @-@ nicht.\n".encode()

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from datamodules.core.tables import read_utf8
+from datamodules.core.files import read_utf8
 
 Division = Literal["line", "blank_line", "heading", "file"]
 SUFFIXES = (".txt", ".text", ".tokens", ".md")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from datamodules.core.tables import read_utf8
-from lit_probattn.base.errors import DataError, MissingDataError
+from datamodules.core.files import read_utf8
+from lit_probattn.base.errors import DataError
 
 Version = Literal["1.1", "2.0"]
 WrongOffsets = Literal["error", "leave_out"]
@@ -68,8 +68,6 @@ def read_squad(
         DataError: The file does not have this format; the message gives the location in the
             JSON.
     """
-    if not path.is_file():
-        raise MissingDataError(f"{path}: no such file")
     try:
         content = json.loads(read_utf8(path))
     except (ValueError, RecursionError) as error:

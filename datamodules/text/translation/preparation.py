@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from datamodules.core.base import SPLITS
 from datamodules.core.cache import CacheWriter
-from datamodules.core.files import shown_name
+from datamodules.core.files import read_text, shown_name
 from datamodules.text.translation.batches import write_sentences
 from datamodules.text.translation.bpe import MARK, Codes, joined
 from datamodules.text.translation.coder import Cutter, Side, TextCoder
@@ -272,13 +272,3 @@ def is_prepared(lines: Lines) -> bool:
 def read_codes(path: Path) -> Codes:
     """Read BPE codes; a DataError names the file and the invalid line."""
     return Codes.from_text(read_text(path), shown_name(path))
-
-
-def read_text(path: Path) -> str:
-    """Read a small file; raises DataError if it is missing or not UTF-8."""
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise DataError(f"{shown_name(path)}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{shown_name(path)} is not UTF-8: {error}") from None
