@@ -355,10 +355,7 @@ def _keyed(sources: list[Path]) -> dict[str, Path]:
 
 def _changed(present: dict[str, Path], known: dict[str, dict[str, Any]]) -> str | None:
     """Return a source that differs from its description; losing all sources is no change."""
-    notes_folders = any("listing" in facts for facts in known.values())
     for key, path in present.items():
-        if path.is_dir() and not notes_folders:
-            continue  # the cache predates the tracking of folders
         if key not in known or _has_changed(path, known[key]):
             return str(path)
     gone = sorted(known.keys() - present.keys())
@@ -376,7 +373,7 @@ def _has_changed(path: Path, known: dict[str, Any]) -> bool:
     if state.st_size != known["bytes"]:
         return True
     # Copying can preserve mtime, but not ctime.
-    same = state.st_mtime_ns == known["mtime_ns"] and state.st_ctime_ns == known.get("ctime_ns")
+    same = state.st_mtime_ns == known["mtime_ns"] and state.st_ctime_ns == known["ctime_ns"]
     return not same and file_digest(path) != known["sha256"]
 
 

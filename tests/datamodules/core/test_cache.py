@@ -187,14 +187,6 @@ def test_sources_of_one_name_may_be_relative(tmp_path: Path, absolute, monkeypat
     ensure_cache(tmp_path / "cache", spec, no_build)
 
 
-def test_a_cache_of_before_folders_were_watched_is_found(tmp_path: Path) -> None:
-    ensure_cache(tmp_path / "cache", CacheSpec("numbers", {}), build)
-    (tmp_path / "texts").mkdir()
-    ensure_cache(
-        tmp_path / "cache", CacheSpec("numbers", {}, lambda: [tmp_path / "texts"]), no_build
-    )
-
-
 def test_a_failing_build_leaves_nothing(tmp_path: Path) -> None:
     def interrupted(writer: CacheWriter) -> None:
         build(writer)
