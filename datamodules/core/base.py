@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -185,6 +185,23 @@ class DataModule(pl.LightningDataModule):
     def collate_of(self, name: str) -> Callable[[list[Any]], Batch]:
         """Return the function that collates evaluation batches of one split."""
         return self.collate()
+
+    def size_lines(self) -> Iterator[str]:
+        """Yield lines about the splits, for reports (after `setup`)."""
+        for name, split in self.splits.items():
+            lengths, counts = split.lengths, np.bincount(split.targets, minlength=self.num_classes)
+            low, median, high, most = np.percentile(lengths, (0, 50, 90, 100)).astype(int)
+            num_cut = getattr(split, "num_cut", None)
+            cut = "" if num_cut is None else f", truncated {num_cut}"
+            yield (
+                f"{name}: {len(split)} samples, lengths min {low}, median {median}, mean "
+                f"{lengths.mean():.1f}, p90 {high}, max {most}{cut}"
+            )
+            yield f"  samples per class: {' '.join(map(str, counts))}"
+
+    def compare_sizes(self) -> Iterator[tuple[str, bool]]:
+        """Yield lines about published sizes other than `published`, and whether they are equal."""
+        yield from ()
 
     def setup(self, stage: str | None = None) -> None:
         """Open the splits, once."""

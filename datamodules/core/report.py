@@ -39,19 +39,7 @@ def outline(data: DataModule) -> Iterator[str]:
     yield from (f"note: {note}" for note in data.notes)
     setting, value = data.batch_setting
     yield f"steps per epoch: {data.steps_per_epoch} at {setting} {value}"
-    if hasattr(data, "size_lines"):
-        yield from data.size_lines()
-    for split_name, split in ({} if hasattr(data, "size_lines") else data.splits).items():
-        lengths, counts = split.lengths, np.bincount(split.targets, minlength=data.num_classes)
-        quantiles = np.percentile(lengths, (0, 50, 90, 100)).astype(int)
-        num_cut = getattr(split, "num_cut", None)
-        cut = "" if num_cut is None else f", truncated {num_cut}"
-        yield (
-            f"{split_name}: {len(split)} samples, lengths min {quantiles[0]}, "
-            f"median {quantiles[1]}, mean {lengths.mean():.1f}, p90 {quantiles[2]}, "
-            f"max {quantiles[3]}{cut}"
-        )
-        yield f"  samples per class: {' '.join(map(str, counts))}"
+    yield from data.size_lines()
     yield from (f"warning: {doubt}" for doubt in data_warnings(data))
 
 
@@ -83,8 +71,7 @@ def data_warnings(data: DataModule) -> Iterator[str]:
 
 def compare(data: DataModule) -> Iterator[tuple[str, bool]]:
     """Yield a line for each published size, and whether the size found is equal."""
-    if hasattr(data, "compare_sizes"):
-        yield from data.compare_sizes()
+    yield from data.compare_sizes()
     for name, expected in data.published.items():
         targets = np.concatenate([data.split(part).targets for part in name.split("+")])
         counts = np.bincount(targets, minlength=data.num_classes)

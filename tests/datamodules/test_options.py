@@ -91,7 +91,7 @@ def observed(data: DataModule) -> dict[str, Any]:
     found["provenance"] = getattr(data, "provenance", None)
     if isinstance(data, Translation):
         found["encoded"] = data.encode(["A dog", "N1"])
-    found["sizes"] = list(getattr(data, "compare_sizes", list)())
+    found["sizes"] = list(data.compare_sizes())
     for name in ("train", "val", "test", "predict"):
         loader: Any = getattr(data, f"{name}_dataloader")()
         found[name] = loader.loader.num_workers
