@@ -240,10 +240,10 @@ class OwnText(NewSamples, AtPath, Divided, TextStream):
 
     def size_lines(self) -> Iterator[str]:
         """Yield lines about the splits, and three samples."""
-        counts = self.counts
+        counts, num_unknown = self.counts, self.num_unknown
         yield f"tokens: {self.units.unit}, vocabulary {len(self.vocabulary)}"
         for name in SPLITS:
-            found, unknown = counts.found[name], counts.unknown[name]
+            found, unknown = counts[name], num_unknown[name]
             lines = length_line(self._line_lengths(name), what="tokens per line")
             yield f"{name}: {found} tokens, {len(self.split(name))} samples; {lines}"
             yield f"<unk> in {name}: {unknown} of {found} tokens ({100 * unknown / found:.2f} %)"

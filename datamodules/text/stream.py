@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -32,33 +31,6 @@ _WHAT = {
     "test": "tokens of the test text",
 }
 _log = logging.getLogger("datamodules")
-
-
-@dataclass(frozen=True)
-class TextCounts:
-    """Number of `words` of the vocabulary, and of tokens of each split, `<eos>` included.
-
-    Args:
-        unknown: Number of `<unk>` tokens of each split.
-        published: Published counts, if any.
-    """
-
-    found: Mapping[str, int]
-    unknown: Mapping[str, int]
-    published: Mapping[str, int]
-
-    def problems(self) -> Iterator[str]:
-        """Yield lines about counts that differ from published ones, and about `<unk>` tokens."""
-        for name, expected in self.published.items():
-            if self.found[name] != expected:
-                yield f"{self.found[name]} {_WHAT[name]}, expected the published {expected}"
-        for name, number in self.unknown.items():
-            if number:
-                yield (
-                    f"{number} of {self.found[name]} {_WHAT[name]} are missing from the "
-                    f"vocabulary of "
-                    f"{self.found['words']} words and became <unk>"
-                )
 
 
 class TextStream(CachedDataModule):
@@ -201,7 +173,7 @@ class TextStream(CachedDataModule):
         """Open the splits, and warn if counts differ from the published ones."""
         splits = super().load_splits()
         if self.trainer is None or self.trainer.is_global_zero:
-            for problem in self.counts.problems():
+            for problem in self._problems():
                 _log.warning("%s: %s", self.title, problem)
         return splits
 
@@ -228,28 +200,40 @@ class TextStream(CachedDataModule):
         return dict(zip(SPLITS, self.cache.array("num_unknown").tolist(), strict=True))
 
     @property
-    def counts(self) -> TextCounts:
-        """Numbers of words and tokens, with the published numbers."""
+    def counts(self) -> dict[str, int]:
+        """Number of `words` of the vocabulary, and of tokens of each split, `<eos>` included."""
         sizes = {name: len(self.tokens_of(name)) for name in SPLITS}
-        words = {"words": len(self.vocabulary), **sizes}
-        return TextCounts(words, self.num_unknown, self.published_counts)
+        return {"words": len(self.vocabulary), **sizes}
+
+    def _problems(self) -> Iterator[str]:
+        """Yield lines about counts that differ from published ones, and about `<unk>` tokens."""
+        counts = self.counts
+        for name, expected in self.published_counts.items():
+            if counts[name] != expected:
+                yield f"{counts[name]} {_WHAT[name]}, expected the published {expected}"
+        for name, number in self.num_unknown.items():
+            if number:
+                yield (
+                    f"{number} of {counts[name]} {_WHAT[name]} are missing from the vocabulary of "
+                    f"{counts['words']} words and became <unk>"
+                )
 
     def size_lines(self) -> Iterator[str]:
         """Yield lines about the splits."""
-        counts = self.counts
-        yield f"vocabulary: {counts.found['words']} words, sha256 {self.vocabulary.digest}"
+        counts, unknown = self.counts, self.num_unknown
+        yield f"vocabulary: {counts['words']} words, sha256 {self.vocabulary.digest}"
         for name in SPLITS:
             form = self.batching if name == "train" else self.form(name)
             yield (
-                f"{name}: {counts.found[name]} tokens with <eos>, {counts.unknown[name]} unknown, "
+                f"{name}: {counts[name]} tokens with <eos>, {unknown[name]} unknown, "
                 f"{len(self.split(name))} samples ({form}, segment_len {self.segment_len})"
             )
 
     def compare_sizes(self) -> Iterator[tuple[str, bool]]:
         """Yield a line for each published number, and whether the number found is equal."""
         counts = self.counts
-        for name, expected in counts.published.items():
-            found = counts.found[name]
+        for name, expected in self.published_counts.items():
+            found = counts[name]
             yield compare_size(_WHAT[name], expected, found, found == expected)
 
     # ---- batches -----------------------------------------------------------------------------

@@ -220,10 +220,10 @@ def test_a_new_running_text_is_scored_with_the_vocabulary_of_training(tmp_path, 
     (prompt,) = made.predict_dataloader()
     assert made.decode(prompt["inputs"][0].tolist()) == "three <unk>"
     assert "1 of 5 tokens of the test text are missing from the vocabulary" in logged.text
-    assert made.counts.found["test"] == 5
-    assert (made.counts.unknown["test"], made.counts.found["train"]) == (
+    assert made.counts["test"] == 5
+    assert (made.num_unknown["test"], made.counts["train"]) == (
         1,
-        before.counts.found["train"],
+        before.counts["train"],
     )
     with pytest.raises(DataError, match=r"new_path: .*expected a file"):
         OwnText(**given, new_path=str(tmp_path)).setup("test")

@@ -60,7 +60,7 @@ def test_files_called_as_splits_are_the_splits(tmp_path):
         (tmp_path / f"wiki.{name}.txt").write_text(f"{name} text\n" * 20)
     made = data(tmp_path, tokens="words")
     assert text_of(made, "val") == "<unk> text\n" * 20
-    assert made.counts.unknown == {"train": 0, "val": 20, "test": 20}
+    assert made.num_unknown == {"train": 0, "val": 20, "test": 20}
 
 
 def write_splits(folder: Path, *further: str) -> None:
@@ -107,7 +107,7 @@ def test_every_unit_trains_on_any_text(tmp_path, tokens):
     assert made.vocab_size == len(made.vocabulary) == made.num_classes
     batch = next(iter(made.val_dataloader()))
     assert int(batch["inputs"].max()) < made.vocab_size
-    assert (made.counts.unknown["val"] > 0) == (tokens == "words")
+    assert (made.num_unknown["val"] > 0) == (tokens == "words")
 
 
 def test_the_same_text_in_another_place_gives_the_same_splits(tmp_path):

@@ -51,7 +51,7 @@ def test_words_outside_a_given_vocabulary_are_counted(tmp_path, logged):
     module.setup()
     assert stream(module, "train") == [1, 0, 1, 2]
     assert stream(module, "test") == [0, 0, 1, 2, 2]
-    assert dict(module.counts.unknown) == {"train": 1, "val": 0, "test": 2}
+    assert dict(module.num_unknown) == {"train": 1, "val": 0, "test": 2}
     assert (
         "2 of 5 tokens of the test text are missing from the vocabulary of 3 words" in logged.text
     )
@@ -90,7 +90,7 @@ def test_published_counts_from_the_real_files(tmp_path):
     for name, file in (("train", "valid"), ("valid", "valid"), ("test", "test")):
         (tmp_path / f"wiki.{name}.tokens").symlink_to((source / f"wiki.{file}.tokens").resolve())
     counts = made_text.data(tmp_path).counts
-    assert (counts.found["val"], counts.found["test"]) == (217646, 245569)
+    assert (counts["val"], counts["test"]) == (217646, 245569)
 
 
 # ---- splits ------------------------------------------------------------------------------------
