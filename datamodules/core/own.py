@@ -6,7 +6,6 @@ import logging
 import re
 import shlex
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -136,6 +135,35 @@ def warn_ignored(folder: Path, names: Iterable[str], used: Iterable[str]) -> Non
     others = sorted(set(names) - set(used))
     if others:
         _log.warning("%s: %s denotes no split and is ignored", folder, ", ".join(others))
+
+
+def reject_overlap(
+    digests: Mapping[str, Sequence[bytes]],
+    locations: Mapping[str, Sequence[object]],
+    what: str,
+    remedy: str,
+) -> None:
+    """Raise a DataError if two splits contain equal samples.
+
+    Args:
+        digests: Digest of each sample, by split.
+        locations: File, or file and line, of each sample, by split.
+        what: Name of samples, in the plural.
+        remedy: What to do.
+    """
+    seen: dict[bytes, tuple[str, object]] = {}
+    pairs: dict[tuple[str, str], list[tuple[object, object]]] = {}
+    for name, found in digests.items():
+        for digest, location in zip(found, locations[name], strict=True):
+            other, where = seen.setdefault(digest, (name, location))
+            if other != name:
+                pairs.setdefault((other, name), []).append((where, location))
+    for (other, name), equal in pairs.items():
+        where, location = equal[0]
+        raise DataError(
+            f"{location} duplicates {where}: {len(equal)} {what} of {name} are also in {other}, "
+            f"which inflates scores; {remedy}"
+        )
 
 
 class AtPath(DataModule):
@@ -310,7 +338,13 @@ class OwnSamples(NewSamples, AtPath, Divided, ClassMap, CachedDataModule):
         splits, moved = self._divided(rows)
         _require_learnable(splits)
         if not self.allow_overlap:
-            self._reject_overlap(splits)
+            digests = {
+                name: [fingerprint(self.key(value)) for value in part.values]
+                for name, part in splits.items()
+            }
+            locations = {name: part.locations for name, part in splits.items()}
+            remedy = "remove them, or set allow_overlap to true"
+            reject_overlap(digests, locations, self.what, remedy)
         numbers = {label: number for number, label in enumerate(classes)}
         parts = {name: part.values for name, part in splits.items()}
         targets = {name: [numbers[x] for x in part.labels] for name, part in splits.items()}
@@ -344,25 +378,6 @@ class OwnSamples(NewSamples, AtPath, Divided, ClassMap, CachedDataModule):
             splits[split] = Rows(*([column[i] for i in at] for column in columns), notes=[])  # type: ignore[misc]
         names = ", ".join(sorted({train.labels[i] for i in moved}))
         return splits, [f"classes too small to split, all in training: {names}"] if moved else []
-
-    def _reject_overlap(self, splits: dict[str, Rows]) -> None:
-        seen: dict[bytes, tuple[str, str]] = {}
-        count: Counter[tuple[str, str]] = Counter()
-        first: dict[tuple[str, str], tuple[str, str]] = {}
-        for name, part in splits.items():
-            for value, location in zip(part.values, part.locations, strict=True):
-                digest = fingerprint(self.key(value))
-                other, where = seen.setdefault(digest, (name, location))
-                if other != name:
-                    count[other, name] += 1
-                    first.setdefault((other, name), (where, location))
-        for pair, number in count.items():
-            where, location = first[pair]
-            raise DataError(
-                f"{location} duplicates {where}: {number} {self.what} of {pair[1]} are also in "
-                f"{pair[0]}, "
-                f"which inflates scores; remove them, or set allow_overlap to true"
-            )
 
     def splits_of(self, cache: Cache) -> dict[str, Split]:
         """Open the splits."""

@@ -19,6 +19,7 @@ from datamodules.core.own import (
     AtPath,
     by_split,
     class_lines,
+    reject_overlap,
     required_path,
     split_of,
     warn_ignored,
@@ -108,15 +109,13 @@ class ImageFolder(NewSamples, AtPath, Divided, ImageNet):
 
     def _divided(self, found: dict[str, ImageFiles]) -> dict[str, ImageFiles]:
         """Split off the splits without a folder; raises DataError for duplicates across splits."""
-        digests = {
-            name: [_digest(files.path(i)) for i in range(len(files))]
-            for name, files in found.items()
-        }
+        paths = {name: [*map(files.path, range(len(files)))] for name, files in found.items()}
+        digests = {name: [*map(_digest, inside)] for name, inside in paths.items()}
         self._hashes = {
             name: files.digest_of(digest.hex() for digest in digests[name])
             for name, files in found.items()
         }
-        _reject_overlap(found, digests)
+        reject_overlap(digests, paths, "images", "remove them")
         shares = self.missing_shares(found)
         if not shares:
             return found
@@ -225,15 +224,3 @@ def _pixels(files: ImageFiles) -> Iterator[int]:
     """Yield the shorter side of each image; raises DamagedError for an unreadable one."""
     for index in range(len(files)):
         yield min(open_image(files.path(index)).size)
-
-
-def _reject_overlap(found: dict[str, ImageFiles], digests: dict[str, list[bytes]]) -> None:
-    seen: dict[bytes, tuple[str, Path]] = {}
-    for name, files in found.items():
-        for index, digest in enumerate(digests[name]):
-            other, path = seen.setdefault(digest, (name, files.path(index)))
-            if other != name:
-                raise DataError(
-                    f"{files.path(index)} duplicates {path}: an image in two splits inflates "
-                    f"scores; remove one of them"
-                )
