@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lit_probattn.base.errors import DataError, require_at_least
+from lit_probattn.base.errors import DataError
 
 FILL = -1
 _ROTATION = 0x726F74617465  # separates RotatingOrder from training
@@ -129,7 +129,7 @@ class TrainingOrder:
                 f"batch_size={batch_size} is larger than the training split of {num_samples} "
                 f"samples; lower batch_size"
             )
-        if batch_size < 1 or batch_size % micro_steps.num_parts:
+        if batch_size % micro_steps.num_parts:
             raise DataError(
                 f"batch_size counts the samples of one optimiser step over all ranks and "
                 f"accumulation steps, so it must be a multiple of world_size x "
@@ -166,7 +166,6 @@ class EvaluationOrder:
     def __init__(
         self, num_samples: int, batch_size: int, rank: int = 0, world_size: int = 1
     ) -> None:
-        require_at_least(1, eval_batch_size=batch_size)
         self.num_samples, self.batch_size = num_samples, batch_size
         self.rank, self.world_size = rank, world_size
 

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from datamodules.core.order import FILL, ONE_RANK, MicroSteps, hashes, permutation
-from lit_probattn.base.errors import DataError, require_at_least
+from lit_probattn.base.errors import DataError
 
 Place = tuple[int, int]
 
@@ -120,7 +120,6 @@ class TokenBatchOrder:
         seed: int,
         micro_steps: MicroSteps = ONE_RANK,
     ) -> None:
-        require_at_least(1, max_tokens=max_tokens)
         if not len(lengths):
             raise DataError("the training split has no sentence pair")
         self.lengths, self.seed, self.micro_steps = lengths, seed, micro_steps
@@ -195,7 +194,6 @@ class TokenEvaluationOrder:
     def __init__(
         self, lengths: Lengths, max_tokens: int, rank: int = 0, world_size: int = 1
     ) -> None:
-        require_at_least(1, eval_max_tokens=max_tokens)
         self.rank, self.world_size = rank, world_size
         self._pairs = np.argsort(lengths.places, kind="stable")
         self._cuts = lengths.cuts(max_tokens, world_size)

@@ -46,7 +46,6 @@ class MaskedSplit(WindowSplit):
         drop_short: bool = False,
         ends: tuple[int, int] | None = None,
     ) -> None:
-        require_at_least(_SPECIAL, segment_len=segment_len)
         self.tokens, self.length = tokens, segment_len - 2
         self.begin, self.end = ends or (vocab_size - _SPECIAL, vocab_size - _SPECIAL + 1)
         full, rest = divmod(len(tokens), self.length)

@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from lit_probattn.base.errors import DataError, require_at_least
+from lit_probattn.base.errors import DataError
 
 Offsets = Sequence[tuple[int, int]]
 
@@ -51,7 +51,6 @@ class Windows(NamedTuple):
 
     def check(self) -> None:
         """Raise a DataError if the lengths leave no tokens for the text."""
-        require_at_least(1, max_query_length=self.max_query_length, stride=self.stride)
         limit = self.max_length - self.num_special - self.max_query_length
         if limit < 1:
             raise DataError(

@@ -70,8 +70,6 @@ def test_sizes_that_do_not_fit_are_named() -> None:
         TrainingOrder(NUM_SAMPLES, 8, SEED, MicroSteps(0, 3, 2))
     with pytest.raises(DataError, match=r"batch_size=54 is larger than .* 53 samples"):
         TrainingOrder(NUM_SAMPLES, 54, SEED)
-    with pytest.raises(DataError, match="eval_batch_size must be at least 1, received 0"):
-        EvaluationOrder(NUM_SAMPLES, 0)
 
 
 def test_one_step_can_contain_the_whole_training_split() -> None:
