@@ -6,14 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor
 
-from lit_probattn.base.errors import ConfigError, nan_among, prefixed
+from lit_probattn.base.errors import ConfigError, prefixed
 from lit_probattn.base.files import replacing
-from lit_probattn.training.checkpoints import code_needed
+from lit_probattn.base.state_dicts import folder_content, read_state_dict
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 # In order of preference; an index lists the files of a sharded model.
@@ -32,7 +30,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{path} not found{_folder_content(path.parent)}") from None
+        raise ConfigError(f"{path} not found{folder_content(path.parent)}") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:  # neither JSON nor UTF-8
@@ -40,14 +38,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"{path} is not a JSON object; download it again")
     return content
-
-
-def _folder_content(folder: Path) -> str:
-    """List the content of a folder, for an error about a missing file."""
-    if not folder.is_dir():
-        return f": {folder} is not a folder"
-    names = sorted(path.name for path in folder.iterdir())
-    return f"; {folder} contains {', '.join(names[:8])}" if names else f"; {folder} is empty"
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
@@ -59,11 +49,11 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     found = next((folder / name for name in _FILES if (folder / name).is_file()), None)
     if found is None:
         raise ConfigError(
-            f"{folder} has none of {', '.join(_FILES)}{_folder_content(folder)}; other formats are "
+            f"{folder} has none of {', '.join(_FILES)}{folder_content(folder)}; other formats are "
             "not supported: save the model with save_pretrained of transformers"
         )
     if found.suffix != ".json":
-        return _read_tensors(found)
+        return read_state_dict(found)
     weight_map = read_json(found).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ConfigError(f"{found} has no weight_map; download it again")
@@ -71,40 +61,11 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     for name in sorted(set(map(str, weight_map.values()))):
         if Path(name).name != name:
             raise ConfigError(f"{found} names {name!r}: expected files in the same folder")
-        tensors |= _read_tensors(folder / name)
+        tensors |= read_state_dict(folder / name)
     absent = sorted(weight_map.keys() - tensors.keys())
     if absent:
         raise ConfigError(f"{found} names {absent[0]}, missing from its file; download both again")
     return tensors
-
-
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of one file."""
-    if not path.is_file():
-        raise ConfigError(
-            f"{path} not found{_folder_content(path.parent)}; download all files of the model"
-        )
-    try:
-        if path.suffix == ".safetensors":
-            loaded = load_file(path)
-        else:
-            loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except SafetensorError as error:
-        raise ConfigError(f"{path} is corrupt: {error}; download it again") from None
-    except Exception as error:  # from pickle, zip or tensor decoding
-        code = code_needed(error)
-        reason = "it is corrupt, or not a PyTorch file"
-        if code is not None:
-            reason = f"it requires code to load ({code}), and only tensors are loaded"
-        raise ConfigError(
-            f"{path} cannot be read: {reason}; download it again, or {WEIGHTS} instead"
-        ) from None
-    if not isinstance(loaded, dict) or not all(isinstance(t, Tensor) for t in loaded.values()):
-        raise ConfigError(f"{path} is not a state dict: expected tensors by name")
-    bad = nan_among(loaded.items())
-    if bad is not None:
-        raise ConfigError(f"{path}: {bad}")
-    return dict(loaded)
 
 
 def write_model(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> str:

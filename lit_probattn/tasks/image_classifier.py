@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, cast, get_args
 
 import torch
@@ -13,7 +14,8 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
 from lit_probattn.base.arguments import NotNegative, OnlyWith, Range, Rate, arguments_of, takes
-from lit_probattn.base.errors import nan_among
+from lit_probattn.base.errors import ConfigError, prefixed
+from lit_probattn.base.state_dicts import read_state_dict
 from lit_probattn.models.images import ImageModel, load_timm_state_dict
 from lit_probattn.tasks.base import Batch, Split
 from lit_probattn.tasks.parameter_order import ordered_parameters
@@ -77,7 +79,9 @@ class ImageClassifier(LabelTask):
         self.model: nn.Module = ImageModel(**arguments_of(ImageModel, options))
         if initial_weights is not None:
             copy = options["attention_weights"] == "copy"
-            load_timm_state_dict(self.net, read_weights(initial_weights), projections=copy)
+            with prefixed("initial_weights", ConfigError):
+                weights = read_state_dict(Path(initial_weights))
+            load_timm_state_dict(self.net, weights, projections=copy)
         self.ema: ModelEmaV3 | None = None
         if ema_decay is not None:
             self.ema = ModelEmaV3(self.model, decay=ema_decay, use_warmup=ema_warmup)
@@ -191,31 +195,3 @@ class ImageClassifier(LabelTask):
             yield
         finally:
             self.model = trained
-
-
-def read_weights(path: str) -> dict[str, Tensor]:
-    """Read a state dict: safetensors, or a torch.save file with or without an outer `model`.
-
-    Raises:
-        ValueError: the file is missing, contains no state dict, or contains NaN.
-    """
-    try:
-        if path.endswith(".safetensors"):
-            from safetensors.torch import load_file
-
-            loaded: Any = load_file(path)
-        else:
-            loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise ValueError(
-            f"cannot read initial_weights {path}: expected a state dict saved by torch.save or as "
-            f".safetensors ({type(error).__name__})"
-        ) from error
-    for outer in ("model", "state_dict"):
-        loaded = loaded.get(outer, loaded) if isinstance(loaded, dict) else loaded
-    if not isinstance(loaded, dict) or not all(isinstance(v, Tensor) for v in loaded.values()):
-        raise ValueError(f"initial_weights {path}: expected a state dict")
-    bad = nan_among(loaded.items())
-    if bad is not None:
-        raise ValueError(f"initial_weights {path}: {bad}")
-    return loaded

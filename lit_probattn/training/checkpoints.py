@@ -22,6 +22,7 @@ from torch import Tensor
 
 from lit_probattn.base.errors import nan_among, prefixed
 from lit_probattn.base.files import digest_of, replacing
+from lit_probattn.base.state_dicts import code_needed
 
 Kind = Literal["step", "best"]
 Value = TypeVar("Value")
@@ -41,13 +42,6 @@ _SEAL_BYTES = len(_SEAL) + 64
 
 # The end record of an archive; its last two bytes are the length of the comment.
 _END, _END_BYTES = b"PK\x05\x06", 22
-
-# Messages of `torch.load` that name the code it rejects.
-_CODE = (
-    r"GLOBAL ([\w.]+) (?:was not an allowed|whose module)",
-    r"add_safe_globals` but got <(?:class|built-in function) '?([\w.]+)",
-    r"Trying to call reduce for unrecognized function <(?:built-in )?function ([\w.]+)",
-)
 
 MODEL = "model."  # prefix of the model's entries in a task
 _AVERAGED_MODEL = "ema.module."  # prefix of their moving average
@@ -257,16 +251,6 @@ def _wrong_contents(path: Path, loaded: dict[str, Any]) -> str | None:
             return f": {name} is sparse, expected a dense tensor"
     found = nan_among(state.items())
     return None if found is None else f": {found}, so its outputs would be NaN"
-
-
-def code_needed(error: Exception) -> str | None:
-    """Return the name of the code that a file needs and `torch.load` rejects, or None.
-
-    The original message would recommend running the code of the file.
-    """
-    text = str(error)
-    found = next((m for pattern in _CODE if (m := re.search(pattern, text))), None)
-    return None if found is None else found[1]
 
 
 def _refusal(error: Exception) -> str:

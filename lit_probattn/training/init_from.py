@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
-from lit_probattn.base.errors import ConfigError, nan_among, prefixed
+from lit_probattn.base.errors import ConfigError, prefixed
 from lit_probattn.base.files import file_digest
+from lit_probattn.base.state_dicts import read_state_dict
 from lit_probattn.training.checkpoints import (
     MODEL,
     CheckpointError,
@@ -141,12 +140,8 @@ def init_from(task: Any, path: str, tokeniser: str | None = None) -> Taken:
 def _read(source: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the weights of a file with the names of a task, and the whole content."""
     if source.suffix == ".safetensors":
-        with prefixed(f"cannot read {source}", SafetensorError, OSError, to=CheckpointError):
-            weights = load_file(source)
-        bad = nan_among(weights.items())
-        if bad is not None:
-            raise CheckpointError(f"{source}: {bad}, so its outputs would be NaN")
-        return in_task(weights), {}
+        with prefixed("", ConfigError, to=CheckpointError):
+            return in_task(read_state_dict(source)), {}
     loaded = load_checkpoint(source)
     if "state_dict" not in loaded:
         raise CheckpointError(f"{source} is not a checkpoint: it has no state_dict of tensors")

@@ -640,11 +640,13 @@ def image() -> dict[str, Option]:
         "allow_padding": replaced("allow_padding", True),
         "initial_weights": Option(
             "weights.safetensors",
-            lambda task: made(
-                task,
-                "lit_probattn.tasks.image_classifier.read_weights",
-                initial_weights="weights.safetensors",
-            )["path"],
+            lambda task: (
+                made(
+                    task,
+                    "lit_probattn.tasks.image_classifier.read_state_dict",
+                    initial_weights="weights.safetensors",
+                )["path"].name
+            ),
             alone=True,
         ),
         "label_smoothing": Option(0.19, smoothing),

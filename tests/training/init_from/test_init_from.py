@@ -180,7 +180,7 @@ def test_safetensors_are_weights_of_a_model(tmp_path):
     with pytest.raises(ConfigError, match=told):
         init_from(task, str(tmp_path / "x.safetensors"))
     (tmp_path / "x.safetensors").write_bytes(b"no")
-    with pytest.raises(ConfigError, match=r"--init_from: cannot read .*/x\.safetensors: "):
+    with pytest.raises(ConfigError, match=r"--init_from: .*/x\.safetensors is corrupt: "):
         init_from(task, str(tmp_path / "x.safetensors"))
 
 
