@@ -118,7 +118,7 @@ KINDS: dict[str, tuple[str, Callable[[], Lines]]] = {
     "tables": ("lit-probattn reproduce NAME", _tables),
     "figures": ("lit-probattn reproduce NAME", _figures),
     "measurements": (
-        "lit-probattn sweep, python -m profiling kernels, --config NAME",
+        "lit-probattn sweep, python -m profiling kernels|memory, --config NAME",
         lambda: _files("measurement"),
     ),
     "studies": ("lit-probattn analyse NAME", _studies),

@@ -221,6 +221,18 @@ def torch_flops(function: Callable[[], object]) -> int:
     return int(counter.get_total_flops())
 
 
+def torch_flops_by_module(model: nn.Module, function: Callable[[], object]) -> dict[str, int]:
+    """Count the FLOPs of a call by module of a model, including submodules."""
+    counter = FlopCounterMode(display=False, custom_mapping=_EXTRA_FORMULAS)
+    with counter, _Guard():
+        function()
+    whole = type(model).__name__
+    return {
+        name.removeprefix(f"{whole}."): sum(counts.values())
+        for name, counts in counter.get_flop_counts().items()
+    }
+
+
 def torch_macs(model: nn.Module, inputs: torch.Tensor) -> Macs:
     """Count the multiply-adds of a forward pass without gradients."""
     with torch.no_grad():

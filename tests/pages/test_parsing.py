@@ -87,16 +87,16 @@ def test_rows_of_ask_are_those_that_it_prints(capsys):
     pytest.importorskip("entmax")
     page = (ROOT / "docs/choose.md").read_text(encoding="utf-8")
     assert f"a table of all {len(names())} variants" in page
-    words = "--embed_dim 512 --seq_len 4096"
-    block = re.search(
-        rf"^lit-probattn ask ({words}.*)\n```\n(?s:.*?)^```\n(?s:(.*?))^```$", page, re.M
-    )
-    assert block
-    assert ask(block[1].split()) == 0
-    printed = capsys.readouterr().out
-    rows = [line for line in block[2].splitlines() if line != "…"]
-    assert [row for row in rows if f"\n{row}" not in printed] == []
-    assert len(rows) >= 3
+    for words in ("--embed_dim 512 --seq_len 4096", "--model timm:vit_small_patch16_224"):
+        block = re.search(
+            rf"^lit-probattn ask ({words}.*)\n```\n(?s:.*?)^```\n(?s:(.*?))^```$", page, re.M
+        )
+        assert block
+        assert ask(block[1].split()) == 0
+        printed = capsys.readouterr().out
+        rows = [line for line in block[2].splitlines() if line != "…"]
+        assert [row for row in rows if f"\n{row}" not in printed] == []
+        assert len(rows) >= 3
 
 
 def test_a_wrong_flag_is_seen(capsys):

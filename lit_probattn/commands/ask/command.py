@@ -1,6 +1,7 @@
 """Predict the cost of every variant at given sizes, as a ranked table.
 
     lit-probattn ask --embed_dim 512 --seq_len 4096 --num_heads 8 --batch 8
+    lit-probattn ask --model timm:vit_small_patch16_224 --swap mgk --heads 0.5
 
 The costs are those of one attention layer in float32, with the same attention dropout for all
 variants. Parameters and multiply-adds follow from the equation; memory is predicted on fake tensors
@@ -36,6 +37,8 @@ SORTS: dict[str, Callable[[Answer], float | None]] = {
     "parameters": lambda each: each.parameters,
     "time": lambda each: each.training_s,
 }
+_OF_A_MODEL = ("swap", "heads")
+_OF_BOTH = ("model", "seq_len", "json")
 
 
 def make_parser() -> Parser:
@@ -43,8 +46,8 @@ def make_parser() -> Parser:
     parser = Parser("lit-probattn ask", __doc__)
     add = parser.add_argument
     add("--attention", nargs="+", metavar="NAME", help="variants, or your own files (default: all)")
-    add("--embed_dim", type=int, required=True, help="width of the layer")
-    add("--seq_len", type=at_least(1), required=True, help="sequence length")
+    add("--embed_dim", type=int, help="width of the layer")
+    add("--seq_len", type=at_least(1), help="sequence length (default with --model: 512)")
     add("--num_heads", type=int, default=8, help="number of softmax heads (default 8)")
     add("--batch", type=int, default=8, help="batch size (default 8)")
     add("--causal", action="store_true", help="causal attention")
@@ -63,6 +66,11 @@ def make_parser() -> Parser:
     add("--measured", metavar="FOLDER", help="read times from this sweep's results (same sizes)")
     add("--write_sweep", metavar="FILE", help="write a sweep config that times these sizes")
     add("--json", action="store_true", help="print all results as JSON")
+    add(
+        "--model", metavar="NAME", help="timm:NAME or hf:TYPE: print the effect of a swap, by layer"
+    )
+    add("--swap", default="mgk", help="with --model: mgk, smgk or softmax (default mgk)")
+    add("--heads", type=float, default=0.5, help="with --model: ratio of heads kept (default 0.5)")
     add_flag(parser)
     return parser
 
@@ -70,12 +78,31 @@ def make_parser() -> Parser:
 @reports(ConfigError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; return the exit status: 2 for a user error, with one line."""
-    options = make_parser().parse_args(arguments)
-    print("\n".join(_lines(options)))
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    _reject_unused(parser, options)
+    lines = _model_lines(options) if options.model is not None else _lines(options)
+    print("\n".join(lines))
     return 0
 
 
+def _reject_unused(parser: Parser, options: argparse.Namespace) -> None:
+    """Raise for a flag of the other kind of question: of one layer, or of a model."""
+    for name, value in vars(options).items():
+        is_given = name in parser.given or value != parser.get_default(name)
+        if name in _OF_BOTH or not is_given:
+            continue
+        if options.model is not None and name not in _OF_A_MODEL:
+            raise ConfigError(f"--model does not support --{name}, which applies to one layer")
+        if options.model is None and name in _OF_A_MODEL:
+            hint = "; the heads of one layer are --num_heads" if name == "heads" else ""
+            raise ConfigError(f"--{name} requires --model{hint}")
+
+
 def _lines(options: argparse.Namespace) -> list[str]:
+    for name in ("embed_dim", "seq_len"):
+        if getattr(options, name) is None:
+            raise ConfigError(f"--{name} is missing: pass --embed_dim and --seq_len, or --model")
     if options.sort not in SORTS:
         raise ConfigError(f"--sort: unknown order {options.sort!r}{nearest(options.sort, SORTS)}")
     check_device(options.device)
@@ -184,6 +211,46 @@ def _foot(found: Sequence[Answer], options: argparse.Namespace) -> list[str]:
             lines += [f"{name} in Python, and in a file for `lit-probattn fit --attention FILE`:"]
             lines += [f"  {line}" for line in (*use["python"], *use["yaml"])]
     return lines
+
+
+def _model_lines(options: argparse.Namespace) -> list[str]:
+    from lit_probattn.commands.ask.models import changes
+
+    seq_len = 512 if options.seq_len is None else options.seq_len
+    found, note = changes(options.model, options.swap, options.heads, seq_len)
+    if options.json:
+        content = {"model": options.model, "swap": options.swap, "heads": options.heads}
+        return [json.dumps({**content, "layers": [each.to_dict() for each in found]}, indent=1)]
+    rows = [["layer", "class", "action", "heads", "parameters", "multiply-adds", "cache/token"]]
+    for each in found:
+        cells = [_arrow(each.heads), _arrow(each.parameters)]
+        macs = f"{_count(each.macs[0])} -> {_count(each.macs[1])}"
+        swapped = each.action == "swapped"
+        row = [*cells, macs, _arrow(each.cache_bytes)] if swapped else ["", "", "", ""]
+        rows.append([each.name, each.kind, each.action, *row])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    sums = [
+        [sum(pair[i] for pair in pairs) for i in (0, 1)]
+        for pairs in ([each.parameters for each in found], [each.macs for each in found])
+    ]
+    return [
+        f"{options.model} ({note}), swapped to {options.swap} with heads={options.heads:g}:",
+        "",
+        *lines,
+        "",
+        f"All attention layers: parameters {sums[0][0]:,} -> {sums[0][1]:,}, multiply-adds "
+        f"{_count(sums[1][0])} -> {_count(sums[1][1])}.",
+        f'  model, report = lit_probattn.swap(model, "{options.swap}", heads={options.heads:g})',
+    ]
+
+
+def _arrow(pair: tuple[int, int]) -> str:
+    before, after = pair
+    return f"{after:,}" if before == after else f"{before:,} -> {after:,}"
 
 
 def _count(number: int | None) -> str:

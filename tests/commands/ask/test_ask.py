@@ -10,6 +10,7 @@ from itertools import product
 import pytest
 import torch
 import yaml
+from torch import nn
 
 import lit_probattn
 from lit_probattn.attention.engines import blocks
@@ -17,10 +18,11 @@ from lit_probattn.attention.engines.native import native_refusal
 from lit_probattn.attention.fish import linear as fish_linear
 from lit_probattn.attention.linear import chunkwise
 from lit_probattn.attention.own import derived
-from lit_probattn.commands.ask import layers
+from lit_probattn.commands.ask import layers, models
 from lit_probattn.commands.ask.command import main, ranked, table
 from lit_probattn.commands.ask.layers import Answer, Question, answer
 from lit_probattn.commands.ask.measured import GPUS, with_times
+from lit_probattn.commands.ask.models import TESTED, changes
 from lit_probattn.compare.own import read_row
 from lit_probattn.configs import attention_entry
 from lit_probattn.kernels.cpu.selftest import failure
@@ -355,6 +357,13 @@ def config_of_times():
 
 
 SIZES = ["--embed_dim", "32", "--seq_len", "64"]
+OF_A_LAYER = [
+    *(["--embed_dim", "32"], ["--num_heads", "4"], ["--batch", "2"], ["--dropout", "0.2"]),
+    *(["--causal"], ["--equal_heads"], ["--device", "h200"], ["--sort", "time"]),
+    *(["--attention", "mgk"], ["--use", "mgk"], ["--measured", "a"]),
+    ["--num_heads", "8"],  # the default
+]
+OF_A_MODEL = [["--heads", "0.25"], ["--swap", "smgk"], ["--heads", "0.5"], ["--swap", "mgk"]]
 
 
 @pytest.mark.parametrize(
@@ -363,6 +372,10 @@ SIZES = ["--embed_dim", "32", "--seq_len", "64"]
         (
             ["--embed_dim", "512", "--seq_len", "9", "--num_heads", "7"],
             "the nearest divisor is 8",
+        ),
+        (
+            ["--embed_dim", "512"],
+            "--seq_len is missing: ",
         ),
         (["--embed_dim", "0", "--seq_len", "9"], "--embed_dim must be at least 1, received 0"),
         ([*SIZES, "--device", "h20"], "unknown device 'h20'; did you mean 'h200'?"),
@@ -377,7 +390,12 @@ SIZES = ["--embed_dim", "32", "--seq_len", "64"]
         (["--embed_dim", "32", "--seq_len", str(10**15)], "--seq_len must be at most 1048576"),
         (["--embed_dim", str(10**15), "--seq_len", "9"], "--embed_dim must be at most 1048576"),
         ([*SIZES, "--attention", "smgkk"], "unknown attention 'smgkk'; did you mean 'smgk'"),
+        (["--model", "vit", "--write_sweep", "a.yaml"], "--model does not support --write_sweep"),
         ([*SIZES, "--measured", "nowhere"], "--measured nowhere: missing rows.jsonl"),
+        *((["--model", "timm:vit", *words], words[0]) for words in OF_A_LAYER),
+        *(([*SIZES, *words], f"{words[0]} requires --model") for words in OF_A_MODEL),
+        (["--model", "vit"], "expected timm:NAME or hf:TYPE"),
+        (["--model", "timm:vit_smal_patch16_224"], "did you mean 'vit_small_patch16_224'?"),
     ],
 )
 def test_what_is_wrong_is_one_line(words, expected, capsys):
@@ -389,7 +407,60 @@ def test_what_is_wrong_is_one_line(words, expected, capsys):
     assert told.err.count("\n") == 1
 
 
-def test_sizes_are_required_and_a_length_is_at_least_one():
-    assert "arguments are required: --seq_len" in error_of(["--embed_dim", "512"], main)
-    words = ["--embed_dim", "32", "--seq_len", "-3"]
+def test_a_length_is_at_least_one():
+    words = ["--model", "timm:vit", "--seq_len", "-3"]
     assert "argument --seq_len: must be at least 1, received -3" in error_of(words, main)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("hf:brt", "--model hf:brt: unknown model; did you mean 'b"),
+        ("hf:wav2vec2", "--model hf:wav2vec2: supports models of token ids or images; its inputs"),
+        ("hf:t5-small", "did you mean 't5'? expected a model type of transformers, such as ba"),
+    ],
+)
+def test_an_unknown_type_of_transformers_is_one_line(name, expected, capsys):
+    pytest.importorskip("transformers")
+    test_what_is_wrong_is_one_line(["--model", name], expected, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "layers", "width"), [("timm:vit_tiny_patch16_224", 12, 192)])
+def test_a_model_by_name(name, layers, width, capsys):
+    assert main(["--model", name, "--swap", "mgk", "--heads", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["layers"]
+    assert len(found) == layers
+    tokens = 197
+    for each in found:
+        assert each["action"] == "swapped"
+        before, after = each["macs"]
+        pairs = tokens * tokens * width
+        assert before == 4 * tokens * width * width + 2 * pairs
+        assert after - before >= tokens * width * width + pairs  # a second key of every head
+        assert each["parameters"][1] > each["parameters"][0]
+
+
+def test_multiply_adds_are_counted_without_a_copy_of_the_weights(monkeypatch):
+    def refused(self, memo):
+        raise MemoryError
+
+    monkeypatch.setattr(nn.Parameter, "__deepcopy__", refused)
+    model = nn.Sequential(nn.Linear(3, 5))
+    assert models._macs(model, torch.ones(2, 3))["0"] == 2 * 3 * 5
+
+
+@pytest.mark.parametrize("name", mostly_slow(TESTED, ["gpt2", "bart"]))
+def test_types_of_transformers_by_name(name, monkeypatch):
+    """Each has two layers, a model of two halves three kinds of them; only attention is counted.
+
+    BART reads values of its inputs, so it is counted on zeros and not on the meta device.
+    """
+    pytest.importorskip("transformers")
+    monkeypatch.setitem(models._REDUCED, "d_model", 64)
+    found, told = changes(f"hf:{name}", "softmax", 1.0, 16)
+    assert len(found) == {"t5": 6, "bart": 6, "clip": 24}.get(name, 2)
+    assert {each.action for each in found} == {"swapped"}
+    assert all(before == after > 0 for before, after in (each.parameters for each in found))
+    assert all(before == after > 0 for before, after in (each.macs for each in found))
+    assert "two of its" in told or name == "clip"
