@@ -1,10 +1,10 @@
 """Counter-based random numbers, reproducible across backends, ranks and recomputation.
 
-Attention dropout, score noise and random features never use torch's generator: they read the
-Philox4x32-10 generator (Salmon et al., 2011) at counters that name the element (query index, key
-index, head, sample) under a key that names the draw (seed, step, layer, purpose). The same element
-therefore gets the same number in a reference, a blockwise form, a fused kernel, a recomputation in
-backward, and on any number of ranks.
+Attention dropout, score noise and random features never use torch's generator, unlike `Dropout` of
+activations. They read the Philox4x32-10 generator (Salmon et al., 2011) at counters that name the
+element (query index, key index, head, sample) under a key that names the draw (seed, step, layer,
+purpose). The same element therefore gets the same number in a reference, a blockwise form, a fused
+kernel, a recomputation in backward, and on any number of ranks.
 
 An integer key stays outside `torch.compile` graphs: it changes at every step and its words wrap
 modulo 2⁶⁴, neither of which the compiler supports. A key drawn inside a compiled call has a tensor
@@ -19,10 +19,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from lit_probattn.base.graphs import is_symbol, written
-from lit_probattn.base.torch_internals import outside_graphs
+from lit_probattn.base.graphs import is_symbol, is_transformed, written
+from lit_probattn.base.memory import device_type
+from lit_probattn.base.torch_internals import FakeTensor, outside_graphs
 
 _MASK = 0xFFFFFFFF
 _MULTIPLIER_0, _MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
@@ -30,6 +31,9 @@ _WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
 _MASK_64 = 0xFFFFFFFFFFFFFFFF
 _NUM_ROUNDS = 10
 _CHUNK_COUNTERS = 1 << 16  # counters per chunk: the int64 temporaries fit the cache
+
+_STEPS = 1 << 16  # of the numbers that decide which activations are dropped
+_PER_WORD = 4  # of these numbers in 64 random bits
 
 # One stream per purpose, so that no number is used for two of them.
 STREAM_DROPOUT = 1  # dropout of attention weights
@@ -252,3 +256,36 @@ def normal_noise(
             count = len(range(first + 1, num_maps, 4))
             part[:, first + 1 :: 4] = radius[:, :count] * torch.sin(angle[:, :count])
     return noise
+
+
+class Dropout(nn.Dropout):
+    """`nn.Dropout` that draws faster on a CPU, where PyTorch draws one number after the other.
+
+    There, 16 bits decide on an element, like on a weight of attention: its probability is `p`
+    rounded to a multiple of 2⁻¹⁶, and the scale of the others is exact for it. The bits come from
+    PyTorch's generator, so they are equal on all processors; `nn.Dropout` draws others on Intel's.
+    Recorded graphs, transforms, and other devices use PyTorch's dropout.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return `input`, in training with dropped elements, of the same shape and dtype."""
+        dropped = round(self.p * _STEPS)
+        if self.inplace or not (self.training and 0 < dropped < _STEPS and _is_own(input)):
+            return super().forward(input)
+        kept = _are_at_least(dropped, input).to(input.dtype)
+        return input * kept.mul_(_STEPS / (_STEPS - dropped))
+
+
+def _are_at_least(least: int, like: Tensor) -> Tensor:
+    """Draw a number below 65,536 for every element; return which are at least `least`."""
+    words = torch.empty(-(-like.numel() // _PER_WORD), dtype=torch.int64, device=like.device)
+    words.random_(torch.iinfo(torch.int64).min, None)
+    numbers = words.view(torch.int16)[: like.numel()].view(like.shape)
+    return numbers >= least - _STEPS // 2
+
+
+def _is_own(input: Tensor) -> bool:
+    """Return whether this draws the numbers itself: on a CPU, outside of graphs and transforms."""
+    is_plain = type(input) in (Tensor, nn.Parameter, FakeTensor)
+    on_cpu = device_type(input.device) == "cpu"
+    return is_plain and on_cpu and written() is None and not is_transformed()

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from lit_probattn.attention import SoftmaxAttention
 from lit_probattn.base.arguments import at_least
-from lit_probattn.models.transformer import Block, Dropout
+from lit_probattn.models.transformer import Block
+from lit_probattn.randomness import Dropout
 from profiling.study import Report, add_timing, command, measure_sides, shown
 
 WIDTH, HEADS, HEAD, MLP, RATE = 64, 4, 32, 128, 0.1

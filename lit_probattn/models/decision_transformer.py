@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from lit_probattn.attention.cache import Cache
 from lit_probattn.base.arguments import Count, takes
-from lit_probattn.models.transformer import Dropout, Transformer
-from lit_probattn.randomness import RandomKey
+from lit_probattn.models.transformer import Transformer
+from lit_probattn.randomness import Dropout, RandomKey
 
 TOKENS_PER_STEP = 3  # return-to-go, state, action
 _STD = 0.02

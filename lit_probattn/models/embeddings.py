@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lit_probattn.base.arguments import Count, NotNegative, Rate, checks_arguments
 from lit_probattn.base.torch_internals import FollowingModule
-from lit_probattn.models.transformer import Dropout
+from lit_probattn.randomness import Dropout
 
 Positions = Literal["reversed", "forward", "rotary"]
 TokenPositions = Literal["learned", "sinusoidal"]

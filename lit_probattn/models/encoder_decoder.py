@@ -13,8 +13,8 @@ from lit_probattn.attention.cache import Cache, Memory
 from lit_probattn.attention.layer import Attention, AttentionFactory
 from lit_probattn.base.arguments import Count, Rate, takes
 from lit_probattn.models.embeddings import Sinusoid
-from lit_probattn.models.transformer import Dropout, LayerCount, Transformer
-from lit_probattn.randomness import RandomKey
+from lit_probattn.models.transformer import LayerCount, Transformer
+from lit_probattn.randomness import Dropout, RandomKey
 
 # The first ids of every vocabulary. A target starts after EOS and ends with it.
 BOS, PAD, EOS, UNK = 0, 1, 2, 3

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lit_probattn.base.arguments import Count, Rate, takes
 from lit_probattn.models.text_encoder import TextEncoder
-from lit_probattn.models.transformer import Dropout
+from lit_probattn.randomness import Dropout
 
 
 class SpanModel(TextEncoder):

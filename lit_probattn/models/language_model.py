@@ -14,8 +14,8 @@ from lit_probattn.attention.packing import Packing, packing_of, refuse_beside_do
 from lit_probattn.base.arguments import arguments_of, takes
 from lit_probattn.models.adaptive_softmax import AdaptiveSoftmax, FullSoftmax
 from lit_probattn.models.embeddings import Positions, Sinusoid
-from lit_probattn.models.transformer import Dropout, Transformer
-from lit_probattn.randomness import RandomKey
+from lit_probattn.models.transformer import Transformer
+from lit_probattn.randomness import Dropout, RandomKey
 
 Output = Literal["adaptive", "full"]
 Initialisation = Literal["normal", "xavier"]

@@ -18,8 +18,8 @@ from lit_probattn.base.arguments import (
     takes,
 )
 from lit_probattn.models.embeddings import PositionInit, sine_positions
-from lit_probattn.models.transformer import Dropout, Transformer
-from lit_probattn.randomness import RandomKey
+from lit_probattn.models.transformer import Transformer
+from lit_probattn.randomness import Dropout, RandomKey
 
 
 class PeriodicPositions(nn.Module):

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, cast
 
-import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -16,51 +15,13 @@ from lit_probattn.attention.layer import Attention, AttentionFactory
 from lit_probattn.attention.packing import Packing
 from lit_probattn.attention.variant import first_lack
 from lit_probattn.base.arguments import Count, Range, Rate, checks_arguments, takes
-from lit_probattn.base.graphs import is_transformed, written
-from lit_probattn.base.memory import device_type
-from lit_probattn.base.torch_internals import FakeTensor
 from lit_probattn.models.per_layer import differs_by_layer, layer_factories
-from lit_probattn.randomness import RandomKey
+from lit_probattn.randomness import Dropout, RandomKey
 
 Activation = Literal["gelu", "relu"]
 LayerCount = Annotated[int, Range(1, most=10_000)]  # rejects typos that would exhaust memory
 # Separates the random draws of a block's two attentions.
 _CROSS = 1
-_STEPS = 1 << 16  # of the uniform numbers that decide which elements are dropped
-_PER_WORD = 4  # of these numbers in 64 random bits
-
-
-class Dropout(nn.Dropout):
-    """`nn.Dropout` that draws faster on a CPU, where PyTorch draws one number after the other.
-
-    There, 16 bits decide on an element, like on a weight of attention: its probability is `p`
-    rounded to a multiple of 2⁻¹⁶, and the scale of the others is exact for it. The bits come from
-    PyTorch's generator, so they are equal on all processors; `nn.Dropout` draws others on Intel's.
-    Recorded graphs, transforms, and other devices use PyTorch's dropout.
-    """
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Return `input`, in training with dropped elements, of the same shape and dtype."""
-        dropped = round(self.p * _STEPS)
-        if self.inplace or not (self.training and 0 < dropped < _STEPS and _is_own(input)):
-            return super().forward(input)
-        kept = _are_at_least(dropped, input).to(input.dtype)
-        return input * kept.mul_(_STEPS / (_STEPS - dropped))
-
-
-def _are_at_least(least: int, like: Tensor) -> Tensor:
-    """Draw a number below 65,536 for every element; return which are at least `least`."""
-    words = torch.empty(-(-like.numel() // _PER_WORD), dtype=torch.int64, device=like.device)
-    words.random_(torch.iinfo(torch.int64).min, None)
-    numbers = words.view(torch.int16)[: like.numel()].view(like.shape)
-    return numbers >= least - _STEPS // 2
-
-
-def _is_own(input: Tensor) -> bool:
-    """Return whether this draws the numbers itself: on a CPU, outside of graphs and transforms."""
-    is_plain = type(input) in (Tensor, nn.Parameter, FakeTensor)
-    on_cpu = device_type(input.device) == "cpu"
-    return is_plain and on_cpu and written() is None and not is_transformed()
 
 
 class MLP(nn.Module):

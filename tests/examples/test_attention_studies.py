@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from examples.studies import cached_decoding, dropout, packed_documents, talking_heads
-from lit_probattn.models.transformer import Dropout
+from lit_probattn.randomness import Dropout
 from tests.support.helpers import error_of
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lit_probattn.models.transformer import Dropout
+from lit_probattn.randomness import Dropout
 
 COUNT = 400_003  # not a multiple of the numbers in a word
 

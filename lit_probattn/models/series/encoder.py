@@ -18,8 +18,8 @@ from lit_probattn.base.arguments import Count, OnlyWith, Rate, arguments_of, che
 from lit_probattn.models.embeddings import SineTable
 from lit_probattn.models.per_layer import layer_factories
 from lit_probattn.models.series.norm import Norm, NormPositions, make_norm
-from lit_probattn.models.transformer import MLP, Activation, Dropout, LayerCount
-from lit_probattn.randomness import RandomKey
+from lit_probattn.models.transformer import MLP, Activation, LayerCount
+from lit_probattn.randomness import Dropout, RandomKey
 
 Positions = Literal["learnable", "fixed"]
 AttentionInit = Literal["xavier", "default"]
