@@ -262,9 +262,10 @@ class Dropout(nn.Dropout):
     """`nn.Dropout` that draws faster on a CPU, where PyTorch draws one number after the other.
 
     There, 16 bits decide on an element, like on a weight of attention: its probability is `p`
-    rounded to a multiple of 2⁻¹⁶, and the scale of the others is exact for it. The bits come from
-    PyTorch's generator, so they are equal on all processors; `nn.Dropout` draws others on Intel's.
-    Recorded graphs, transforms, and other devices use PyTorch's dropout.
+    rounded to a multiple of 2⁻¹⁶, and the scale of the others is that of the rounded one, in the
+    dtype of the input. The bits come from PyTorch's generator, so they are equal on all processors;
+    `nn.Dropout` draws others on Intel's. Recorded graphs, transforms, nested tensors, and other
+    devices use PyTorch's dropout.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -286,6 +287,6 @@ def _are_at_least(least: int, like: Tensor) -> Tensor:
 
 def _is_own(input: Tensor) -> bool:
     """Return whether this draws the numbers itself: on a CPU, outside of graphs and transforms."""
-    is_plain = type(input) in (Tensor, nn.Parameter, FakeTensor)
+    is_plain = type(input) in (Tensor, nn.Parameter, FakeTensor) and not input.is_nested
     on_cpu = device_type(input.device) == "cpu"
     return is_plain and on_cpu and written() is None and not is_transformed()

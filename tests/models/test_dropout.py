@@ -85,3 +85,11 @@ def test_graphs_transforms_and_subclasses_use_pytorchs() -> None:
     torch.manual_seed(2)
     assert type(ours) is Own
     assert torch.equal(ours, nn.Dropout(0.5)(torch.ones(64)))
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_use_pytorchs(layout: torch.layout) -> None:
+    x = torch.nested.nested_tensor([torch.ones(3, 4), torch.ones(2, 4)], layout=layout)
+    out = Dropout(0.5)(x)
+    assert out.is_nested
+    assert {0.0, 2.0} == set(out.values().unique().tolist())
