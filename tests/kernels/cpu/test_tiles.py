@@ -1,5 +1,6 @@
 """Attention by tiles: every form, mask and edge of a tile against its equation in float64."""
 
+import ctypes
 import itertools
 import math
 import os
@@ -381,6 +382,46 @@ def test_queries_that_are_not_needed_have_no_effect(form):
     needed = needed & (torch.arange(3 * TALL) % 3 > 0)
     out = attend(hiding(needed))
     assert (out.isfinite() & ((out != 0) == needed[:, None, :, None])).all()
+
+
+@pytest.fixture
+def new_memory():
+    """A function that sets the byte of which the C library's new buffers consist."""
+    change = getattr(ctypes.CDLL(None), "mallopt", None)
+    if change is None or platform.libc_ver()[0] != "glibc":
+        pytest.skip("only glibc fills new memory")
+    yield lambda byte: change(-6, 256 | byte ^ 255)  # M_PERTURB, which inverts the byte
+    change(-6, 0)
+
+
+def surrounded(x):
+    """Return a copy of a tensor as a part of a larger one whose other numbers are NaN."""
+    out = torch.full([size + 2 for size in x.shape], math.nan, dtype=x.dtype)
+    for dim, size in enumerate(x.shape):
+        out = out.narrow(dim, 1, size)
+    return out.copy_(x.detach())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("form", FORMS)
+def test_numbers_that_are_not_the_inputs_have_no_effect(form, dtype, new_memory):
+    """Neither NaN beside rows and after the last, nor NaN in buffers: results have equal bits."""
+    if dtype == torch.bfloat16 and not library.load().has_low:
+        pytest.skip("tiles multiply no bfloat16 here")
+    for seed, (rows, cols, size, wide) in enumerate([(1, 1, 1, 1), (49, 129, 33, 19)]):
+        options = {"size": size, "wide": wide, "padded": ("some", None)[seed]}
+        options |= dict.fromkeys(("coef", "terms", "noise", "pairs", "dropped"), True)
+        call, *_ = made(form, rows, cols, seed, torch.float32, **options)
+        given = {n: x for n, x in call._asdict().items() if torch.is_tensor(x) and x.requires_grad}
+        given |= {n: given[n].to(dtype) for n in ("query", "key", "value")}
+        found = []
+        for byte, place in ((0, torch.clone), (255, surrounded)):
+            new_memory(byte)
+            placed = {n: place(x).detach().requires_grad_() for n, x in given.items()}
+            found.append(results(call._replace(**placed)))
+        for plain, other in zip(*found, strict=True):
+            assert plain.isfinite().all()
+            assert torch.equal(plain, other)
 
 
 @pytest.fixture
