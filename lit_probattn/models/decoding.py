@@ -63,11 +63,6 @@ def next_tokens(logits: Tensor, sampling: Sampling, uniform: Tensor | None = Non
     """
     if bool(logits.isnan().any()):
         raise ValueError("logits are NaN: the model's output is invalid")
-    return drawn_tokens(logits, sampling, uniform)
-
-
-def drawn_tokens(logits: Tensor, sampling: Sampling, uniform: Tensor | None) -> Tensor:
-    """Return the tokens of `next_tokens`, without the check for NaN."""
     if sampling.temperature == 0.0:
         return logits.argmax(-1)
     if uniform is None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lit_probattn.base.arguments import Count, NotNegative, Options, WholeNumber
-from lit_probattn.models.decoding import Sampling, drawn_tokens, uniform_numbers
+from lit_probattn.models.decoding import Sampling, next_tokens, uniform_numbers
 from lit_probattn.models.encoder_decoder import EOS, PAD, DecoderState, EncoderDecoder
 from lit_probattn.randomness import RandomKey
 
@@ -261,7 +261,7 @@ def sample(
     finished: dict[int, Hypothesis] = {}
     while len(rows.sentences):
         found = rows.next_scores(model, beam.min_length)
-        tokens = drawn_tokens(found, sampling, uniform_numbers(sampling, rows.length, rows.names))
+        tokens = next_tokens(found, sampling, uniform_numbers(sampling, rows.length, rows.names))
         scores = found.gather(1, tokens[:, None])[:, 0]
         kept = tokens != EOS
         for row in (~kept).nonzero()[:, 0].tolist():
