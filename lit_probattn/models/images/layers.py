@@ -49,10 +49,6 @@ class _Replaced(nn.Module):
         self.proj_drop = old.proj_drop
         self.num_heads = attention.num_heads
         self.slot, self.index = slot, index
-        self.keep(old)
-
-    def keep(self, old: Any) -> None:
-        """Keep further attributes of timm's layer."""
 
 
 class TokenAttention(_Replaced):
@@ -87,8 +83,8 @@ class WindowAttention(_Replaced):
 
     relative_position_index: Tensor
 
-    def keep(self, old: Any) -> None:
-        """Keep window size and relative position table."""
+    def __init__(self, attention: Attention, old: Any, slot: KeySlot, index: int) -> None:
+        super().__init__(attention, old, slot, index)
         self.window_size: tuple[int, int] = old.window_size
         self.relative_position_bias_table: nn.Parameter = old.relative_position_bias_table
         self.register_buffer(
