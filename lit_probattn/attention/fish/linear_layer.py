@@ -30,29 +30,20 @@ from lit_probattn.base.arguments import Count, OnlyWith, Rate, by_name
 
 
 @dataclass(frozen=True, kw_only=True)
-class StateMixingOptions(MixingOptions):
-    """Options of a mixing of states.
+class LinearFiSHOptions(NoiseOptions, MixingOptions):
+    """Options of LFiSH and GLFiSH, of the mixing of states and of the noise.
 
     Args:
         mixer: `linear` or `mlp`.
         mixing_bias: biases of `mlp`; the last bias matters here.
-    """
-
-    mixer: Literal["linear", "mlp"] = "linear"
-    mixing_bias: Annotated[bool, OnlyWith(mixer="mlp")] = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinearFiSHOptions(NoiseOptions, StateMixingOptions):
-    """Options of LFiSH and GLFiSH, of the mixing and of the noise.
-
-    Args:
         noise: `global` (one draw of E x E_v per sequence and global head, the same for all
             positions) or `none`.
         noise_at_eval: also draw noise at evaluation, from seed and sample, so that it repeats.
         eps: added to the normaliser.
     """
 
+    mixer: Literal["linear", "mlp"] = "linear"
+    mixing_bias: Annotated[bool, OnlyWith(mixer="mlp")] = True
     noise: Literal["none", "global"] = "global"
     noise_at_eval: Annotated[bool, OnlyWith(noise="global")] = False
     eps: Rate = 1e-6

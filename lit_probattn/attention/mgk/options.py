@@ -89,8 +89,8 @@ def variance_multipliers(
 
 
 @dataclass(frozen=True, kw_only=True)
-class DensityOptions(KeyOptions):
-    """Options of the densities of MGK's components, and of their combination into a score.
+class MGKOptions(NormOptions, MixtureOptions):
+    """Options of MGK and sMGK: densities of components, and their combination into a score.
 
     Args:
         e_step: `learned` (setting A, prior by gradient), `soft` (B, prior by the M-step),
@@ -103,20 +103,6 @@ class DensityOptions(KeyOptions):
             ‖query[i] − key[j, r]‖² / (E Σ_ij P_ijr) with P the joint posterior; requires
             `em_weighting="posterior"` and `include_log_det`. An update of priors and variances
             never decreases the likelihood of the queries under these keys.
-    """
-
-    e_step: EStep = "learned"
-    score: Score = "gaussian"
-    variance: VariancePreset | list[float] = "equal"
-    learn_variance: bool = False
-    m_step_variance: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class MGKOptions(NormOptions, MixtureOptions, DensityOptions):
-    """Options of MGK and sMGK.
-
-    Args:
         include_log_det: add −(E/2) log σ²_r, the exact Gaussian density.
         em_weighting: weight of a pair in the M-step: equal (the paper), or its attention weight.
         rotary_shift: shifted keys with rotary positions: shift `before` rotation (relative
@@ -125,6 +111,11 @@ class MGKOptions(NormOptions, MixtureOptions, DensityOptions):
             recommended if `rotary_dim` < E).
     """
 
+    e_step: EStep = "learned"
+    score: Score = "gaussian"
+    variance: VariancePreset | list[float] = "equal"
+    learn_variance: bool = False
+    m_step_variance: bool = False
     include_log_det: bool = False
     em_weighting: Annotated[Literal["uniform", "posterior"], OnlyWith(e_step="soft")] = "uniform"
     rotary_shift: Annotated[
