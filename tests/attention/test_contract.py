@@ -35,7 +35,7 @@ from tests.attention.variants import (
     layers,
     shipped_variants,
 )
-from tests.support.helpers import refuses_other_values, types_of
+from tests.support.helpers import double, refuses_other_values, types_of
 from tests.support.slow import mostly_slow
 
 B, N, C, E, H = 2, 13, EMBED, HEAD, 3
@@ -50,10 +50,6 @@ SIGNED = {"DCMHAttention", "dcmha"}
 
 def made_by(name):
     return LAYERS[name].func
-
-
-def double(*shape):
-    return torch.randn(*shape, dtype=torch.float64)
 
 
 def test_every_public_variant_has_a_shipped_file_or_is_a_released_one():

@@ -30,14 +30,11 @@ from lit_probattn.attention.mgk.options import MGKOptions
 from lit_probattn.attention.softmax import Softmax, SoftmaxCore
 from lit_probattn.attention.variant import wide_heads
 from lit_probattn.randomness import RandomKey
+from tests.support.helpers import double
 from tests.support.paths import ROOT
 
 B, H, N, L, E, E_V, K = 2, 6, 7, 13, 5, 3, 2
 CLOSE = {"rtol": 0.0, "atol": 1e-12}
-
-
-def double(*shape):
-    return torch.randn(*shape, dtype=torch.float64)
 
 
 def layout(**options) -> HeadLayout:

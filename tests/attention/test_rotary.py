@@ -9,6 +9,7 @@ from lit_probattn.attention import HeadCall, MGKAttention, SoftmaxAttention
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.mgk.functions import mgk_scores
 from lit_probattn.attention.rotary import Rotary
+from tests.support.helpers import double
 
 B, N, C, E, H = 2, 13, 11, 6, 3
 
@@ -22,10 +23,6 @@ def rotate(x, first, size, base=10000.0):
         angle = angle * base ** (-2 * m / size)
         out[..., 2 * m : 2 * m + 2] = torch.view_as_real(pair * torch.exp(1j * angle))
     return out
-
-
-def draw(*shape):
-    return torch.randn(*shape, dtype=torch.float64)
 
 
 def scores_at(layer, query, key, first):
@@ -44,7 +41,7 @@ def lower_part(layer, query, key, first):
 
 @pytest.mark.parametrize("size", [2, 4, 6])
 def test_rotation_equals_complex_products(size):
-    x = draw(B, H, N, E)
+    x = double(B, H, N, E)
     found = Rotary(size, E)(x, 5)
     torch.testing.assert_close(found, rotate(x, 5, size), atol=1e-14, rtol=0)
     assert torch.equal(found[..., size:], x[..., size:])
@@ -61,7 +58,7 @@ def test_far_positions_keep_their_angles_in_single_precision():
 @pytest.mark.parametrize(("num_queries", "num_keys"), [(5, N), (N, 5)])
 def test_queries_of_cross_attention_stand_at_the_last_keys(num_queries, num_keys):
     layer = SoftmaxAttention(C, H, head_dim=E, rotary_dim=4, value_head_dim=7).double()
-    x, memory = draw(B, num_queries, C), draw(B, num_keys, C)
+    x, memory = double(B, num_queries, C), double(B, num_keys, C)
     q, k, v = (
         proj(given).unflatten(-1, (H, -1)).transpose(1, 2)
         for proj, given in (
@@ -88,7 +85,7 @@ def test_layer_equals_densities_of_rotated_vectors(backend, shifted):
     ).double()
     with torch.no_grad():
         layer.core.prior.value.copy_(torch.rand(H, 2))
-    x = draw(B, N, C)
+    x = double(B, N, C)
     q = rotate(layer.query_proj(x).unflatten(-1, (H, E)).transpose(1, 2), 0, 4)
     if shifted:
         keys = layer.key_proj(x).unflatten(-1, (H, E)).transpose(1, 2)
@@ -121,8 +118,8 @@ def test_layer_equals_densities_of_rotated_vectors(backend, shifted):
 )
 def test_scores_see_relative_positions_only(options, is_relative):
     layer = MGKAttention(C, H, head_dim=E, rotary_dim=4, variance="paper_main", **options).double()
-    query = draw(B, H, N, E)
-    key = draw(B, H, N, E) if layer.shifted_keys else draw(B, H, 2, N, E)
+    query = double(B, H, N, E)
+    key = double(B, H, N, E) if layer.shifted_keys else double(B, H, 2, N, E)
     change = scores_at(layer, query, key, 37) - scores_at(layer, query, key, 0)
     if is_relative:
         assert change.abs().max() < 1e-13
@@ -142,7 +139,7 @@ def test_unrotated_shifts_cost_one_product():
         variance="code_lm",
     ).double()
     assert layer.core.key_shift.shape == (H, 2, E - 4)
-    query, key = draw(B, H, N, E), draw(B, H, N, E)
+    query, key = double(B, H, N, E), double(B, H, N, E)
     q, k = layer.rotary(query, 0), layer.rotary(key, 0)
     lowered = lower_part(layer, q, k, 0)
     assert lowered.key.shape[2] == 1
@@ -154,7 +151,7 @@ def test_key_norms_do_not_change():
     for shift in ("before", "unrotated"):
         options = {"shifted_keys": True, "rotary_shift": shift}
         layer = MGKAttention(C, H, head_dim=E, rotary_dim=4, **options).double()
-        key = draw(B, H, N, E)
+        key = double(B, H, N, E)
         there, here = (lower_part(layer, key, layer.rotary(key, i), i).col for i in (50, 0))
         torch.testing.assert_close(there, here, atol=1e-13, rtol=0)
 
@@ -167,7 +164,7 @@ def test_centring_comes_after_rotation(backend):
         layer.query_proj.bias += 30.0
         layer.key_proj.bias += 30.0
     layer.backend = "reference"
-    x = draw(B, N, C)
+    x = double(B, N, C)
     exact = layer(x)
     layer.backend = backend
     low = layer.float()(x.float())
@@ -178,7 +175,7 @@ def test_centring_comes_after_rotation(backend):
 
 def test_cache_holds_rotated_keys_at_their_places():
     layer = SoftmaxAttention(C, H, head_dim=E, rotary_dim=E).double().eval()
-    x = draw(B, N, C)
+    x = double(B, N, C)
     cache = layer.new_cache()
     for part in x.split(3, 1):
         layer(part, is_causal=True, cache=cache)

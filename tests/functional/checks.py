@@ -6,14 +6,10 @@ import torch
 
 from lit_probattn.attention.backends import BACKENDS
 from lit_probattn.randomness import RandomKey
+from tests.support.helpers import double
 
 B, H, N, C, E, E_V = 2, 6, 11, 17, 5, 3
 KEY = RandomKey(3, step=5)
-
-
-def double(*shape):
-    """Return standard normal numbers."""
-    return torch.randn(*shape, dtype=torch.float64)
 
 
 def check_form(function, cls, options, given_of, own):

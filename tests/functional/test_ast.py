@@ -7,7 +7,8 @@ import torch
 
 from lit_probattn import functional as LF
 from lit_probattn.attention import ASTAttention
-from tests.functional.checks import E_V, B, E, H, N, check_form, double
+from tests.functional.checks import E_V, B, E, H, N, check_form
+from tests.support.helpers import double
 
 
 def alphas(layer):

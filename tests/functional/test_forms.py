@@ -19,7 +19,8 @@ from lit_probattn.attention import (
     MLKAttention,
     SoftmaxAttention,
 )
-from tests.functional.checks import E_V, KEY, B, C, E, H, N, check_form, double
+from tests.functional.checks import E_V, KEY, B, C, E, H, N, check_form
+from tests.support.helpers import double
 
 G, K = 2, 3
 CLOSE = {"rtol": 0.0, "atol": 1e-12}

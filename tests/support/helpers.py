@@ -42,6 +42,11 @@ def listening_on(port: int) -> list[str]:
 LOOPBACK = "0100007F"
 
 
+def double(*shape: int) -> Tensor:
+    """Return standard normal numbers in float64."""
+    return torch.randn(*shape, dtype=torch.float64)
+
+
 def run_with_gradients(
     layer: nn.Module, inputs: list[Tensor], call: Callable[[list[Tensor]], Tensor], seed: int = 7
 ) -> tuple[Tensor, dict[str, Tensor]]:

@@ -17,6 +17,7 @@ from lit_probattn.attention import (
 )
 from lit_probattn.attention.packing import Packing
 from lit_probattn.randomness import RandomKey
+from tests.support.helpers import double
 
 C, H, E = 22, 2, 10
 LENGTHS = [5, 1, 17, 0, 9, 16, 5, 11]
@@ -35,10 +36,6 @@ LAYERS = {
     "linear": lambda: LinearAttention(C, H, head_dim=E),
 }
 EVERY = pytest.mark.parametrize("name", LAYERS)
-
-
-def double(*shape):
-    return torch.randn(*shape, dtype=torch.float64)
 
 
 def documents(x, bounds=BOUNDS):

@@ -14,21 +14,18 @@ from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.mgk.functions import MGK
 from lit_probattn.attention.mgk.m_step import responsibility_sums
 from lit_probattn.models.transformer import Transformer
+from tests.support.helpers import double
 from tests.support.slow import mostly_slow
 
 B, H, N, L, E, K, C = 2, 3, 11, 13, 5, 3, 17
 EXACT = 1e-13
 
 
-def draw(*shape):
-    return torch.randn(*shape, dtype=torch.float64)
-
-
 @pytest.fixture
 def mixture():
     return {
-        "query": draw(B, H, N, E),
-        "key": draw(B, H, K, L, E),
+        "query": double(B, H, N, E),
+        "key": double(B, H, K, L, E),
         "prior": torch.rand(H, K, 1, dtype=torch.float64) + 0.1,
         "sigma2": torch.rand(H, K, dtype=torch.float64) + 0.5,
     }
@@ -38,7 +35,7 @@ def mixture():
 def test_responsibilities_equal_sums_over_real_pairs(mixture, weighting):
     """Two query heads share each mixture; a bias moves the weight of a pair, not its shares."""
     _, k, prior, sigma2 = mixture.values()
-    q, bias = draw(B, 2 * H, L, E), draw(1, 2 * H, L, L)
+    q, bias = double(B, 2 * H, L, E), double(1, 2 * H, L, L)
     key_mask = torch.rand(B, L) < 0.7
     masks = Masks(L, L, key_mask=key_mask, is_causal=True, bias=bias)
     numerator, denominator, _ = responsibility_sums(
@@ -77,7 +74,7 @@ def test_m_step_over_micro_batches_equals_one_batch(share):
         C, H, head_dim=E, num_components=K, e_step="soft", prior_share=share, **positions
     ).double()
     whole, parts = layer, copy.deepcopy(layer)
-    x, key_mask = draw(4, L, C), torch.rand(4, L) < 0.8
+    x, key_mask = double(4, L, C), torch.rand(4, L) < 0.8
     whole(x, key_mask=key_mask)
     before = whole.core.prior.value.clone()
     for piece in ((0, 1), (1, 4)):
@@ -109,7 +106,7 @@ def test_m_step_ignores_evaluation_and_recomputation():
             activation_checkpointing=checkpointing,
         ).double()
 
-    x = draw(B, N, C)
+    x = double(B, N, C)
     sums = []
     for checkpointing in (False, True):
         model = make(checkpointing)
@@ -171,7 +168,7 @@ def log_likelihood(layer, x, key_mask):
 def test_an_iteration_never_makes_queries_less_likely(seed, share):
     positions = {"max_positions": L} if share == "head_position" else {}
     layer = em_layer(seed, prior_share=share, **positions)
-    x, key_mask = 2.0 * draw(B, L, C), torch.rand(B, L) < 0.8
+    x, key_mask = 2.0 * double(B, L, C), torch.rand(B, L) < 0.8
     found = [log_likelihood(layer, x, key_mask)]
     for _ in range(6):
         layer(x, key_mask=key_mask, is_causal=True)
@@ -188,7 +185,7 @@ def test_an_iteration_never_makes_queries_less_likely(seed, share):
 def test_variances_of_the_m_step_equal_the_sums():
     """Two heads share a mixture; masks, padding and a bias weigh pairs; bounds hold."""
     layer = em_layer(0, num_kv_heads=1).double()
-    x, key_mask, bias = draw(B, L, C), torch.rand(B, L) < 0.8, draw(1, H, L, L)
+    x, key_mask, bias = double(B, L, C), torch.rand(B, L) < 0.8, double(1, H, L, L)
     call = layer.call(x, key_mask=key_mask, is_causal=True, bias=bias)
     weights, shares = layer.core.posterior(call)
     keys = layer.core.components(call.key)
@@ -205,7 +202,7 @@ def test_variances_of_the_m_step_equal_the_sums():
 
 def test_variances_of_micro_batches_and_of_nothing():
     whole = em_layer(1)
-    parts, x = copy.deepcopy(whole), draw(4, L, C)
+    parts, x = copy.deepcopy(whole), double(4, L, C)
     whole(x)
     for piece in (slice(0, 1), slice(1, 4)):
         parts(x[piece])

@@ -9,13 +9,10 @@ from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.attention.mgk.core import MixtureVariance
 from lit_probattn.attention.mgk.functions import MGK, mgk_scores
 from lit_probattn.attention.numerics import first_maximum
+from tests.support.helpers import double
 
 B, H, N, L, E, K, C = 2, 3, 11, 13, 5, 3, 17
 EXACT = 1e-13
-
-
-def draw(*shape):
-    return torch.randn(*shape, dtype=torch.float64)
 
 
 def scores_of(query, key, prior, sigma2, **options):
@@ -32,8 +29,8 @@ def scores_of(query, key, prior, sigma2, **options):
 @pytest.fixture
 def mixture():
     return {
-        "query": draw(B, H, N, E),
-        "key": draw(B, H, K, L, E),
+        "query": double(B, H, N, E),
+        "key": double(B, H, K, L, E),
         "prior": torch.rand(H, K, 1, dtype=torch.float64) + 0.1,
         "sigma2": torch.rand(H, K, dtype=torch.float64) + 0.5,
     }
@@ -71,7 +68,7 @@ def test_t4_dot_smgk_with_equal_variances_is_softmax(e_step):
     softmax.load_state_dict(
         {n: p for n, p in smgk.state_dict().items() if n.split(".")[0].endswith("_proj")}
     )
-    x = draw(B, N, C)
+    x = double(B, N, C)
     torch.testing.assert_close(smgk(x), softmax(x), atol=EXACT, rtol=0)
 
 
@@ -79,7 +76,7 @@ def test_one_component_is_the_gaussian_kernel():
     mgk = MGKAttention(C, H, head_dim=E, num_components=1).double()
     gaussian = SoftmaxAttention(C, H, head_dim=E, score="gaussian").double()
     gaussian.load_state_dict(mgk.state_dict(), strict=False)
-    x = draw(B, N, C)
+    x = double(B, N, C)
     torch.testing.assert_close(mgk(x), gaussian(x), atol=EXACT, rtol=0)
 
 
@@ -169,7 +166,7 @@ def test_operations_of_shared_keys_and_unlike_values(shifted):
 
 def test_densities_are_without_their_determinants_unless_asked():
     """As in the paper's equation, whose priors absorb them."""
-    x, given = draw(B, N, C), {"num_components": K, "variance": [1.0, 3.0, 0.5]}
+    x, given = double(B, N, C), {"num_components": K, "variance": [1.0, 3.0, 0.5]}
     layers = [
         MGKAttention(C, H, head_dim=E, **given, **more).double()
         for more in ({}, {"include_log_det": False}, {"include_log_det": True})
@@ -271,7 +268,7 @@ def test_jacobians_of_the_largest_component_can_be_vectorised(create_graph):
 
 def test_a_hard_e_step_gives_the_pair_to_the_likeliest_component():
     layer = MGKAttention(C, H, head_dim=E, e_step="hard", variance=[1.0, 3.0]).double()
-    x = draw(B, N, C)
+    x = double(B, N, C)
     weights, shares = layer.core.posterior(layer.call(x))
     call = layer.call(x)
     apart = (call.query[:, :, None, :, None] - call.key[:, :, :, None]).square().sum(-1)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.interop.swap.table import HOSTS, VIT, Host, timm_host
+from tests.support.helpers import double
 
 # A model, and a call of it that returns one tensor.
 Case = tuple[nn.Module, Callable[[nn.Module], Tensor]]
@@ -22,10 +23,6 @@ def randomised(model: nn.Module) -> nn.Module:
         else:
             nn.init.normal_(parameter, mean=0.0 if "bias" in name else 1.0, std=0.3)
     return model.double().eval()
-
-
-def draw(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
 
 
 def multihead() -> nn.MultiheadAttention:
@@ -47,7 +44,7 @@ class Crossing(nn.Module):
 def encoder(masked: bool) -> Case:
     layer = nn.TransformerEncoderLayer(24, 4, 29, dropout=0.0, batch_first=True)
     model = nn.TransformerEncoder(layer, 2)
-    x = draw(3, 7, 24)
+    x = double(3, 7, 24)
     hidden = torch.arange(7)[None] >= torch.tensor([7, 4, 5])[:, None]
     causal = nn.Transformer.generate_square_subsequent_mask(7, dtype=torch.float64)
     options: dict[str, Any] = {}
@@ -58,7 +55,7 @@ def encoder(masked: bool) -> Case:
 
 def decoder() -> Case:
     layer = nn.TransformerDecoderLayer(24, 4, 29, dropout=0.0)
-    x, memory = draw(5, 3, 24), draw(7, 3, 24)
+    x, memory = double(5, 3, 24), double(7, 3, 24)
     causal = torch.ones(5, 5, dtype=torch.bool).triu(1)
     padding = torch.arange(7)[None] >= torch.tensor([7, 4, 1])[:, None]
     options = {"tgt_mask": causal, "tgt_is_causal": True, "memory_key_padding_mask": padding}
@@ -66,7 +63,7 @@ def decoder() -> Case:
 
 
 def crossing() -> Case:
-    x, other = draw(5, 3, 24), draw(7, 3, 11)
+    x, other = double(5, 3, 24), double(7, 3, 11)
     return randomised(Crossing()), lambda m: m(x, other)
 
 

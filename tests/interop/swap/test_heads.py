@@ -22,7 +22,8 @@ from lit_probattn.interop.weights import (
     widen_keys,
 )
 from tests.interop.swap.checks import swapped
-from tests.interop.swap.models import TORCH, draw
+from tests.interop.swap.models import TORCH
+from tests.support.helpers import double
 
 H, KV, G, K, E, C = 6, 3, 2, 3, 4, 11
 
@@ -31,9 +32,9 @@ def weights(bias: bool = True) -> HeadWeights:
     torch.manual_seed(0)
 
     def rows(heads):
-        return draw(heads * E, C), draw(heads * E) if bias else None
+        return double(heads * E, C), double(heads * E) if bias else None
 
-    return read_heads(rows(H), rows(KV), rows(KV), (draw(C, H * E), draw(C)), H, KV)
+    return read_heads(rows(H), rows(KV), rows(KV), (double(C, H * E), double(C)), H, KV)
 
 
 # ---------------------------------------------------------------------- components
@@ -89,7 +90,11 @@ def distance(layer: nn.Module) -> float:
 @pytest.mark.parametrize("score", ["dot", "gaussian"])
 def test_a_factor_per_head_multiplies_scores(score):
     """Products are linear in the query; squared distances need both sides."""
-    query, key, factor = draw(2, 3, 5, 4), draw(2, 6, 7, 4), torch.rand(1, 3, 1, 1).double() + 0.5
+    query, key, factor = (
+        double(2, 3, 5, 4),
+        double(2, 6, 7, 4),
+        torch.rand(1, 3, 1, 1).double() + 0.5,
+    )
     core = Settings(score=score).make_core(HeadLayout(3, 3, 3, 3, 4, 4, keys_per_head=2))
 
     def scores(q, k):
@@ -114,7 +119,7 @@ def test_groups_are_the_most_similar_heads():
 
 def test_a_cut_for_rotary_positions_is_the_best_that_commutes_with_them():
     """Squared error of the logits over many distances: no nearby maps are better."""
-    query, keys = draw(G, K, E, C), draw(K, E, C)
+    query, keys = double(G, K, E, C), double(K, E, C)
     angles = 100.0 * torch.rand(400, E // 2, dtype=torch.float64)
     for layout in ("halves", "neighbours"):
         first, second = rotary_rows(E, layout)
@@ -176,7 +181,7 @@ class Adapter(nn.Module):
     def __init__(self, base_layer):
         super().__init__()
         self.base_layer = base_layer
-        self.delta = nn.Parameter(0.3 * draw(base_layer.out_features, base_layer.in_features))
+        self.delta = nn.Parameter(0.3 * double(base_layer.out_features, base_layer.in_features))
 
     def forward(self, x):
         return self.base_layer(x) + nn.functional.linear(x, self.delta)
@@ -202,7 +207,7 @@ class Fused(nn.Module):
 
 def fused(variant, **options):
     torch.manual_seed(0)
-    x = draw(2, 7, 8)
+    x = double(2, 7, 8)
     return lit_probattn.swap(Fused().double(), variant, example=x, **options)[0], x
 
 

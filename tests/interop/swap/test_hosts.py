@@ -20,7 +20,8 @@ from tests.interop.swap.checks import (
     make_pairs_equal,
     swapped,
 )
-from tests.interop.swap.models import TIMM, TORCH, draw, multihead, randomised, timm_model
+from tests.interop.swap.models import TIMM, TORCH, multihead, randomised, timm_model
+from tests.support.helpers import double
 from tests.support.slow import mostly_slow
 
 CASES = [*TORCH, *TIMM]
@@ -180,7 +181,7 @@ def test_encoders_see_the_new_layers_in_evaluation():
         without = call(new)
     assert len(seen) == 2
     torch.testing.assert_close(without, call(new).detach(), **TIGHT)
-    x = draw(3, 7, 24)
+    x = double(3, 7, 24)
     hidden = torch.arange(7)[None] >= torch.tensor([7, 4, 5])[:, None]
     with torch.no_grad():
         padded = new(x, src_key_padding_mask=hidden)
@@ -230,7 +231,7 @@ def test_masks_of_a_vit_layer(masks):
 
     torch.manual_seed(0)
     model = randomised(nn.ModuleList([Attention(24, num_heads=4, qkv_bias=True)]))
-    x = draw(2, 7, 24)
+    x = double(2, 7, 24)
     new, _ = swapped(model, "mgk", example=lambda m: m[0](x), spread=0.0)
     if "is_causal" not in inspect.signature(Attention.forward).parameters and masks == "causal":
         pytest.skip("this timm has no causal ViT")
@@ -238,7 +239,7 @@ def test_masks_of_a_vit_layer(masks):
     allowed[:, 0] = True
     options = {
         "allowed": {"attn_mask": allowed},
-        "added": {"attn_mask": draw(1, 1, 7, 7).masked_fill(~allowed, float("-inf"))},
+        "added": {"attn_mask": double(1, 1, 7, 7).masked_fill(~allowed, float("-inf"))},
         "causal": {"is_causal": True},
     }[masks]
     torch.testing.assert_close(new[0](x, **options), model[0](x, **options), **TIGHT)
@@ -257,7 +258,7 @@ def test_grouped_heads_with_rotary_positions(half, fused):
     options = {"rotate_half": half, "qkv_fused": fused, "num_prefix_tokens": 2}
     layer = AttentionRope(32, num_heads=8, **options, **kv)
     model = randomised(nn.ModuleList([layer]))
-    x, angles = draw(2, 7, 32), draw(5, 2)
+    x, angles = double(2, 7, 32), double(5, 2)
     angles = angles.repeat(1, 2) if half else angles.repeat_interleave(2, 1)
     rope = torch.cat([angles.sin(), angles.cos()], -1)
     call = lambda m: m[0](x, rope=rope)  # noqa: E731
@@ -277,7 +278,7 @@ def test_grouped_heads_with_rotary_positions(half, fused):
 def test_windows_can_be_resized_after_the_swap():
     model, call = case("Swin")
     new, _ = swapped(model, "mgk", example=call, spread=0.0)
-    pictures = draw(1, 3, 96, 96)
+    pictures = double(1, 3, 96, 96)
     for each in (model, new):
         each.set_input_size(img_size=(96, 96), window_size=(6, 6))
     torch.testing.assert_close(new(pictures), model(pictures), **TIGHT)
@@ -290,7 +291,7 @@ def test_attention_dropout_of_the_host_runs_in_our_core(variant):
     torch.manual_seed(0)
     layer = Attention(24, num_heads=4, attn_drop=0.3)
     model = randomised(nn.ModuleList([layer]))
-    x = draw(2, 7, 24)
+    x = double(2, 7, 24)
     new, _ = swapped(model, variant, spread=0.0, example=lambda m: m[0](x))
     assert torch.equal(new[0](x), new[0](x))
     new.train()
@@ -328,7 +329,7 @@ class Written(nn.Module):
 
 @pytest.mark.parametrize("variant", ["softmax", "mgk"])
 def test_values_of_another_size_than_keys_in_attention_that_is_written_out(variant):
-    host, x = randomised(Written()), draw(2, 7, 24)
+    host, x = randomised(Written()), double(2, 7, 24)
     expected = host(x)
     new, report = lit_probattn.swap(host, variant, example=(x,), spread=1e-9, written_out=True)
     assert [layer.action for layer in report.layers] == ["swapped"]
@@ -352,7 +353,7 @@ def test_values_of_another_size_than_keys_in_attention_that_is_written_out(varia
 )
 def test_scores_that_are_changed_in_place_stay_changed(change):
     """MViT of timm adds its positions so."""
-    host, x = randomised(Written(change)), draw(2, 7, 24)
+    host, x = randomised(Written(change)), double(2, 7, 24)
     expected = host(x)
     new, _ = lit_probattn.swap(host, "softmax", example=(x,), written_out=True)
     torch.testing.assert_close(new(x), expected, **TIGHT)
