@@ -59,11 +59,6 @@ class KeyNorms(nn.Module):
             raise ValueError(f"the layer has no {_NAME}: build it with one")
         self.key_norm_weight.fill_(weight)
 
-    def refuse_norms(self, option: str) -> None:
-        """Raise a ValueError if this core has a norm weight, which `option` does not support."""
-        if self.key_norm_weight is not None:
-            raise ValueError(f"{option} does not support {_NAME}: remove one of them")
-
     def drop_annealed(self, state_dict: dict[str, Any], prefix: str) -> None:
         """Remove a weight that was annealed to 0 from a state dict, if this core has none.
 

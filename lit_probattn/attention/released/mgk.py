@@ -169,8 +169,8 @@ class ReleasedMGKCore(MGKCore):
                 "em_code_parity needs num_components=2, e_step=soft, prior_share=head_position, "
                 f"score=gaussian and num_kv_heads={layout.query}, received {plain}"
             )
-        if em_code_parity != "none":
-            self.refuse_norms("em_code_parity")
+        if em_code_parity != "none" and self.key_norm_weight is not None:
+            raise ValueError("em_code_parity does not support key_norm_weight: remove one of them")
         if released.magnitude_prior:
             prior = self.prior
             if prior is None or prior.by_m_step or prior.param != "clamp":
