@@ -27,7 +27,7 @@ from lit_probattn.experiments.page import Made, Page, as_csv, image, refuse_fore
 from lit_probattn.measure.memory import peak_bytes
 from lit_probattn.measure.timing import Side, round_ratios, spread, time_columns, time_sides
 from lit_probattn.records.figures import ReportFigure, palette_of, panels
-from lit_probattn.records.tables import markdown_lines
+from lit_probattn.records.tables import markdown_lines, span
 
 
 def add_seed(parser: argparse.ArgumentParser) -> None:
@@ -125,9 +125,7 @@ class Report:
         """Return the smallest value per `x`, in ascending order."""
         told = []
         for name, part in self._shown.groupby(x, sort=False):
-            low, high = part[y].min(), part[y].max()
-            ends = f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
-            told.append(f"{name} {ends}")
+            told.append(f"{name} {span(part[y])}")
         what = heading(y) + (f" ({', '.join(map(heading, groups))})" if groups else "")
         return f"{what.capitalize()}: {'; '.join(told)}"
 

@@ -37,7 +37,7 @@ from lit_probattn.models.encoder_decoder import EOS, PAD, EncoderDecoder
 from lit_probattn.models.search import Beam, Hypothesis, beam_search, sample
 from lit_probattn.randomness import RandomKey
 from lit_probattn.records.figures import panels
-from lit_probattn.records.tables import counted
+from lit_probattn.records.tables import counted, span
 from profiling.study import Report, add_timing, command, heading, measure_sides, shown
 
 _FISH = partial(FiSHAttention, num_heads=4, num_global_heads=2, scale_position="before")
@@ -207,21 +207,16 @@ class Speeds(Report):
 
 def finding(rows: pd.DataFrame, longest: int) -> str:
     """Return a one-line summary."""
-
-    def span(values: pd.Series[float]) -> str:
-        low, high = float(values.min()), float(values.max())
-        return f"{low:.1f}" if f"{low:.1f}" == f"{high:.1f}" else f"{low:.1f} to {high:.1f}"
-
     cache = rows[(rows["tokens"] == longest) & (rows["form"] == UNCACHED)]
     beam = rows[rows["form"] == f"beam {BEAM_SIZE}"]
     step = rows[(rows["part"] == "step") & (rows["variant"] != BASELINE)]
     least, most = (step.loc[getattr(step["time_over_softmax"], f)()] for f in ("idxmin", "idxmax"))
     return (
-        f"greedy decoding of {longest} tokens is {span(cache['time_over_caches'])} times "
+        f"greedy decoding of {longest} tokens is {span(cache['time_over_caches'], '.1f')} times "
         f"as fast from caches as by full passes; a beam of {BEAM_SIZE} takes "
-        f"{span(beam['time_over_greedy'])} times as long as greedy decoding; a training step takes "
-        f"{least['time_over_softmax']:.2f} ({least['variant']}) to {most['time_over_softmax']:.2f} "
-        f"({most['variant']}) times that of {BASELINE}"
+        f"{span(beam['time_over_greedy'], '.1f')} times as long as greedy decoding; a training "
+        f"step takes {least['time_over_softmax']:.2f} ({least['variant']}) to "
+        f"{most['time_over_softmax']:.2f} ({most['variant']}) times that of {BASELINE}"
     )
 
 

@@ -28,7 +28,7 @@ from lit_probattn.base.arguments import at_least
 from lit_probattn.configs import attention_entry, attention_factory
 from lit_probattn.models.classifiers import Classifier
 from lit_probattn.randomness import RandomKey
-from lit_probattn.records.tables import counted
+from lit_probattn.records.tables import counted, span
 from profiling.study import Report, add_timing, backend_of, command, measure_sides, shown
 
 VARIANTS = {
@@ -198,8 +198,7 @@ def finding(package: pd.DataFrame, *, trains: bool) -> str:
     """Return the time of each variant relative to softmax, over the dropout rates."""
     told = []
     for name, part in package[package["variant"] != BASELINE].groupby("variant", sort=False):
-        low, high = part["time_over_softmax"].min(), part["time_over_softmax"].max()
-        told.append(f"{name}: {low:.2f}" + (f" to {high:.2f}" if high > low else ""))
+        told.append(f"{name}: {span(part['time_over_softmax'], '.2f')}")
     what = "a training step" if trains else "inference"
     return f"{'; '.join(told)} of the time of {what} with {BASELINE}"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,15 +84,6 @@ class Results:
             figures=self.figures,
         ).write(self.folder)
         print(f"{body}\n\nresults: {self.folder / TEXT}")
-
-
-def span(values: Iterable[float], form: str = ".3g") -> str:
-    """Return the range of numbers, such as `0.5 to 0.8`, or the number if all print alike."""
-    found = [value for value in values if value == value]
-    if not found:
-        return "undefined"
-    low, high = format(min(found), form), format(max(found), form)
-    return low if low == high else f"{low} to {high}"
 
 
 def _variant(entry: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -13,6 +13,15 @@ from lit_probattn.records.markdown import escaped, one_line
 def counted(number: int, thing: str) -> str:
     """Return a number with a noun, in the singular for 1."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def span(values: Iterable[float], form: str = ".3g") -> str:
+    """Return the range of numbers, such as `0.5 to 0.8`, or the number if all print alike."""
+    found = [value for value in values if value == value]
+    if not found:
+        return "undefined"
+    low, high = format(min(found), form), format(max(found), form)
+    return low if low == high else f"{low} to {high}"
 
 
 def markdown_lines(frame: pd.DataFrame, digits: int = 4) -> list[str]:

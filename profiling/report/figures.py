@@ -33,6 +33,7 @@ from lit_probattn.analysis.drawing import (
     tiles,
 )
 from lit_probattn.records.figures import ReportFigure, colour_of, palette_of, shades
+from lit_probattn.records.tables import span
 from profiling.report.claims import ratios_of
 from profiling.report.names import AXES, LETTERS, SCOPES, variant_name
 from profiling.report.ratios import METRICS, found_by
@@ -199,16 +200,12 @@ def claim_of(quantity: Quantity, part: pd.DataFrame, names: Mapping[str, str]) -
     base = " or ".join(dict.fromkeys(names[b] for b in part["baseline"]))
     where = [SCOPES[quantity.scope], *([] if quantity.is_size else [_MODES[quantity.mode]])]
     what = f"the {METRICS[quantity.metric][0]} of {base} ({', '.join(where)})"
-    told = [f"{names[str(v)]}: {_range(low, high)}" for v, low, high in ranges.itertuples()]
+    told = [f"{names[str(v)]}: {span((low, high), '.2f')}" for v, low, high in ranges.itertuples()]
     if len(told) <= _MOST_NAMED:
         return f"{'; '.join(told)} of {what}"
     least = names[str(ranges["min"].idxmin())]
-    whole = _range(ranges["min"].min(), ranges["max"].max())
+    whole = span((ranges["min"].min(), ranges["max"].max()), ".2f")
     return f"{len(told)} variants need {whole} of {what}, {least} the least"
-
-
-def _range(low: float, high: float) -> str:
-    return f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}"
 
 
 def _draw_ratios(parts: Mapping[Quantity, pd.DataFrame], names: Mapping[str, str]) -> Figure:
@@ -336,10 +333,9 @@ def together_figure(both: pd.DataFrame, names: Mapping[str, str]) -> ReportFigur
     bases = " or ".join(dict.fromkeys(names[b] for b in both["baseline"]))
     told = []
     for variant, part in both.groupby("variant", sort=False):
-        counts, times = part["macs"], part["value"]
         told.append(
-            f"{names[str(variant)]}: {_range(counts.min(), counts.max())} of the multiply-adds, "
-            f"{_range(times.min(), times.max())} of the time"
+            f"{names[str(variant)]}: {span(part['macs'], '.2f')} of the multiply-adds, "
+            f"{span(part['value'], '.2f')} of the time"
         )
     claim = "; ".join(told[:_MOST_NAMED])
     claim += f"; {len(told) - _MOST_NAMED} more variants" if len(told) > _MOST_NAMED else ""

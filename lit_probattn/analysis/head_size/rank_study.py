@@ -26,14 +26,13 @@ from lit_probattn.analysis.approximation.measure import score
 from lit_probattn.analysis.drawing import label, powers_of_two
 from lit_probattn.analysis.head_size.ranks import diagnose, map_rank, recovered_rank, truncate
 from lit_probattn.analysis.recording import visible
-from lit_probattn.analysis.results import span
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.attention import HeadCall
 from lit_probattn.attention.numerics import masked_softmax
 from lit_probattn.base.arguments import at_least
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.records.figures import panels
-from lit_probattn.records.tables import markdown_table
+from lit_probattn.records.tables import markdown_table, span
 
 
 class LogitRanks(ModelStudy):

@@ -23,10 +23,9 @@ from torch import Tensor
 from lit_probattn.analysis.drawing import tiles
 from lit_probattn.analysis.options import add_maps
 from lit_probattn.analysis.recording import LayerCall
-from lit_probattn.analysis.results import span
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.records.tables import counted, markdown_table
+from lit_probattn.records.tables import counted, markdown_table, span
 
 
 class Distance(ModelStudy):

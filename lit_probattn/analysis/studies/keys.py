@@ -20,13 +20,12 @@ from torch import Tensor
 from lit_probattn.analysis.drawing import each_head
 from lit_probattn.analysis.head_size.ranks import effective_rank
 from lit_probattn.analysis.recording import LayerCall
-from lit_probattn.analysis.results import span
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.attention import Attention
 from lit_probattn.attention.layer import split_heads
 from lit_probattn.base.arguments import at_least
 from lit_probattn.records.figures import panels
-from lit_probattn.records.tables import markdown_table
+from lit_probattn.records.tables import markdown_table, span
 
 _MOST_HEADS = 4  # drawn per layer
 

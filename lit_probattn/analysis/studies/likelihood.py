@@ -20,13 +20,12 @@ from torch import Tensor
 
 from lit_probattn.analysis.drawing import BLUE
 from lit_probattn.analysis.recording import LayerCall
-from lit_probattn.analysis.results import span
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.attention.mgk.functions import MGK, component_scores
 from lit_probattn.attention.numerics import compute_dtype, repeat_heads, repeat_rows
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.records.figures import panels
-from lit_probattn.records.tables import markdown_table
+from lit_probattn.records.tables import markdown_table, span
 
 _COLUMNS = ("kernel_nll", "density_nll", "kernel_nll_per_dim", "density_nll_per_dim")
 

@@ -14,12 +14,11 @@ import pandas as pd
 import torch
 from matplotlib.axes import Axes
 
-from lit_probattn.analysis.results import span
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.attention.core import ParameterTable
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.records.figures import panels
-from lit_probattn.records.tables import markdown_table
+from lit_probattn.records.tables import markdown_table, span
 
 _MOST_BARS = 24
 

@@ -17,11 +17,10 @@ from matplotlib.figure import Figure
 
 from lit_probattn.analysis.drawing import BLUE, tiles
 from lit_probattn.analysis.head_size.ranks import map_rank
-from lit_probattn.analysis.results import span
 from lit_probattn.analysis.sampling import generator
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.records.tables import markdown_table
+from lit_probattn.records.tables import markdown_table, span
 
 
 class Rank(ModelStudy):

@@ -23,12 +23,11 @@ from torch import Tensor
 
 from lit_probattn.analysis.drawing import each_head
 from lit_probattn.analysis.recording import LayerCall
-from lit_probattn.analysis.results import span
 from lit_probattn.analysis.sampling import token_words
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.records.figures import panels
-from lit_probattn.records.tables import markdown_table
+from lit_probattn.records.tables import markdown_table, span
 
 _MOST_HEADS = 4  # drawn per layer
 

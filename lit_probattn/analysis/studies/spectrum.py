@@ -24,14 +24,13 @@ from torch import Tensor
 
 from lit_probattn.analysis.drawing import BLUE
 from lit_probattn.analysis.options import add_maps
-from lit_probattn.analysis.results import span
 from lit_probattn.analysis.studies.distance import attention_maps
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.attention import Attention
 from lit_probattn.base.arguments import at_least
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.records.figures import panels
-from lit_probattn.records.tables import markdown_table
+from lit_probattn.records.tables import markdown_table, span
 
 TOP = 50
 SHARE = 0.95

@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lit_probattn.analysis.drawing import label, tiles
-from lit_probattn.analysis.results import describe, span
+from lit_probattn.analysis.results import describe
 from lit_probattn.analysis.translations.decoded import Lines, Pairs, Run
 from lit_probattn.analysis.translations.scores import (
     Bootstrap,
@@ -24,7 +24,7 @@ from lit_probattn.analysis.translations.scores import (
 )
 from lit_probattn.experiments.expectations import Estimate
 from lit_probattn.records.markdown import escaped, one_line
-from lit_probattn.records.tables import counted, markdown_table, unequal_sides
+from lit_probattn.records.tables import counted, markdown_table, span, unequal_sides
 from lit_probattn.tasks.bleu import (
     BLEUForm,
     corpus_bleu,
