@@ -84,7 +84,7 @@ def command_line() -> str:
     given = os.environ.get("PROFILING_COMMAND")  # set for workers of a sweep
     if given:
         return given
-    return shlex.join(["python", "-m", "profiling", *map(_as_typed, sys.argv[1:])])
+    return shown_command(["python", "-m", "profiling", *sys.argv[1:]])
 
 
 @contextmanager
@@ -102,27 +102,18 @@ def as_command(command: str) -> Iterator[None]:
             os.environ["PROFILING_COMMAND"] = before
 
 
+def shown_command(words: Iterable[str]) -> str:
+    """Return a command as typed in this folder, without absolute paths."""
+    return shlex.join(map(_as_typed, words))
+
+
 def _as_typed(word: str) -> str:
     """Return a path below this folder as relative, any other absolute path as its name."""
-    flag, equals, value = word.partition("=")
-    if equals and flag.startswith("--"):
-        return f"{flag}={_as_typed(value)}"
     path = Path(word)
-    if not path.is_absolute():
-        return word
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name
-
-
-def shown_command(words: Iterable[str]) -> str:
-    """Return a command as typed in a shell, with absolute paths reduced to their last part."""
-    return shlex.join(map(_shown, words))
-
-
-def _shown(word: str) -> str:
-    if Path(word).is_absolute():
-        return Path(word).name
+    if path.is_absolute():
+        return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name
     label, equals, value = word.partition("=")  # LABEL=/absolute/path
-    return f"{label}={_shown(value)}" if equals else word
+    return f"{label}={_as_typed(value)}" if equals else word
 
 
 def facts(command: str, device: str) -> dict[str, str]:

@@ -346,4 +346,5 @@ def test_a_study_that_is_interrupted_ends_with_one_line(tmp_path, monkeypatch, c
 
 def test_commands_are_shown_without_absolute_paths():
     words = ["rank", "--out", "/a/b/c", "x=/d/e", "--data", "k=v w", "/f/lr=0.1/g", "--set=y=/h/i"]
-    assert shown_command(words) == "rank --out c x=e --data 'k=v w' g --set=y=i"
+    words.append(f"--here={Path.cwd() / 'j' / 'k'}")
+    assert shown_command(words) == "rank --out c x=e --data 'k=v w' g --set=y=i --here=j/k"
