@@ -6,6 +6,7 @@ call in a slot that all its layers share (`KeySlot`).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,16 +26,16 @@ class KeySlot:
         self.key: RandomKey | None = None
 
     @outside_graphs
-    def of_layer(self, index: int, windows: int = 1) -> RandomKey | None:
-        """Return the key of layer `index`, for `windows` sequences of each sample."""
+    def of_layer(self, index: int, num_sequences: int) -> RandomKey | None:
+        """Return the key of layer `index`, for sequences that are the windows of every sample."""
         if self.key is None:
             return None
         key = self.key.fold(index)
         ids = key.sample_ids
-        if windows == 1 or ids is None:
+        if ids is None or num_sequences == len(ids):
             return key
-        of_windows = (ids[:, None] * windows + torch.arange(windows, device=ids.device)).flatten()
-        return RandomKey(key.seed, key.step, of_windows, key.layer)
+        windows = torch.arange(num_sequences // len(ids), device=ids.device)
+        return replace(key, sample_ids=(ids[:, None] * len(windows) + windows).flatten())
 
 
 class _Replaced(nn.Module):
@@ -64,7 +65,7 @@ class TokenAttention(_Replaced):
             attn_mask=None if is_bias else attn_mask,
             bias=attn_mask if is_bias else None,
             is_causal=is_causal,
-            rng=self.slot.of_layer(self.index),
+            rng=self.slot.of_layer(self.index, len(x)),
         )
         return self.proj_drop(out)
 
@@ -114,15 +115,9 @@ class WindowAttention(_Replaced):
         if mask is not None:
             images = x.shape[0] // mask.shape[0]
             allowed = (mask == 0).expand(images, -1, -1, -1).flatten(0, 1)[:, None]
-        out = self.attention(x, attn_mask=allowed, bias=self.position_bias(), rng=self._key(x))
+        key = self.slot.of_layer(self.index, len(x))
+        out = self.attention(x, attn_mask=allowed, bias=self.position_bias(), rng=key)
         return self.proj_drop(out)
-
-    @outside_graphs
-    def _key(self, x: Tensor) -> RandomKey | None:
-        key = self.slot.key
-        if key is None or key.sample_ids is None:
-            return self.slot.of_layer(self.index)
-        return self.slot.of_layer(self.index, x.shape[0] // len(key.sample_ids))
 
     def set_window_size(self, window_size: tuple[int, int]) -> None:
         """Change the window size; the table is interpolated as in timm."""

@@ -142,13 +142,13 @@ def test_any_variant_runs_and_draws_by_sample(name, sizes):
 def test_every_window_of_every_picture_has_its_own_draw():
     slot = KeySlot()
     slot.key = RandomKey(1, 2, torch.tensor([11, 12, 13]))
-    found, expected = slot.of_layer(3, windows=4), slot.key.fold(3)
+    found, expected = slot.of_layer(3, 12), slot.key.fold(3)
     assert replace(found, sample_ids=None) == replace(expected, sample_ids=None)
     ids = found.sample_ids
     assert ids.shape == (12,)
     assert len(set(ids.tolist())) == 12
     slot.key = RandomKey(1, 2, torch.tensor([12]))
-    assert torch.equal(slot.of_layer(3, windows=4).sample_ids, ids[4:8])  # whatever the batch
+    assert torch.equal(slot.of_layer(3, 4).sample_ids, ids[4:8])  # whatever the batch
 
 
 def test_recomputation_in_backward_sees_the_same_draw():
