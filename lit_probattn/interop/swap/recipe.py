@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from torch import nn
 
 from lit_probattn.base.errors import nearest, prefixed
-from lit_probattn.interop.swap.discovery.sites import Projections
+from lit_probattn.interop.swap.discovery.sites import Projections, Way
 from lit_probattn.interop.swap.settings import Settings
 
 # Increased when the meaning of a recipe changes.
 VERSION = 1
-# How a model computes attention; see `discovery.sites.Way`.
-WAYS = ("interface", "function", "written")
+WAYS = get_args(Way)
 # Keys of a layer, and of a call in its forward.
 _KEYS = ("class", "calls")
 _CALL_KEYS = ("way", "heads", "cross", "width", "groups", "exchanged", "projections")
