@@ -148,12 +148,10 @@ def run_of_multihead(model: nn.Module) -> Example | None:
                 torch.randn(2, 16, size, generator=torch.Generator().manual_seed(seed)).to(like)
                 for seed, size in enumerate(sizes)
             ]
-            if len(set(sizes)) == 1:
-                tokens = tokens[:1] * 3
             if not layer.batch_first:
                 tokens = [t.transpose(0, 1) for t in tokens]
-                tokens = tokens if len(set(sizes)) > 1 else tokens[:1] * 3
-            layer(*tokens, need_weights=False)
+            is_self = len(set(sizes)) == 1
+            layer(*(tokens[:1] * 3 if is_self else tokens), need_weights=False)
 
     return run
 
