@@ -218,3 +218,20 @@ def test_a_batch_of_no_samples_decodes(name):
     with torch.no_grad():
         parts = [layer(part, cache=cache, is_causal=True) for part in (x[:, :3], x[:, 3:])]
     assert [part.shape[:2] for part in parts] == [(0, 3), (0, 2)]
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.parametrize("backend", ["sdpa", "blockwise", "native"])
+def test_a_vector_common_to_queries_and_keys_costs_no_digits(shifted, backend):
+    """Distances do not contain it; their expansion into norms and products does."""
+    torch.manual_seed(0)
+    layer = MGKAttention(EMBED, HEADS, head_dim=HEAD, shifted_keys=shifted, backend="reference")
+    if backend not in cpu_backends(layer):
+        pytest.skip(f"no {backend} here")
+    x = torch.randn(1, 70, EMBED, dtype=torch.float64)
+    with torch.no_grad():
+        for projection in (layer.query_proj, layer.key_proj):
+            projection.bias.fill_(100.0)
+        expected = layer.double()(x)
+        layer.float().backend = backend
+        torch.testing.assert_close(layer(x.float()).double(), expected, rtol=0, atol=1e-5)
