@@ -160,9 +160,10 @@ def test_three_parts_hold_a_single_precision_number():
     assert torch.equal(sum(part.float() for part in parts), a)
 
 
-def test_backward_inside_autocast_is_that_outside():
-    """PyTorch advises against it, but the blocks that backward computes again must not change."""
-    layer, x = LAYERS["mish"](backend="blockwise"), torch.randn(B, N, EMBED)
+@pytest.mark.parametrize("name", ["mish", "linear"])
+def test_backward_inside_autocast_is_that_outside(name):
+    """PyTorch advises against it, but what backward computes again must not change."""
+    layer, x = LAYERS[name](backend="blockwise"), torch.randn(B, N, EMBED)
     grads = []
     for inside in (False, True):
         leaf = x.clone().requires_grad_()

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from lit_probattn.attention.engines.loop import device_budget
+from lit_probattn.attention.numerics import autocast_off
 from lit_probattn.base.graphs import is_symbol, once_differentiable, written
 
 # Pairs of all heads in one span: small enough for the cache of a CPU core.
@@ -173,6 +174,11 @@ class _CausalProduct(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor, grad_state: Tensor) -> tuple[Tensor | None, ...]:
+        with autocast_off(grad_out):  # as in forward, for callers that leave autocast on
+            return _CausalProduct._backward(ctx, grad_out, grad_state)
+
+    @staticmethod
+    def _backward(ctx: Any, grad_out: Tensor, grad_state: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, *starts = ctx.saved_tensors
         grad_query = torch.empty_like(query) if ctx.needs_input_grad[0] else None
         grad_key, grad_value = torch.empty_like(key), torch.empty_like(value)
