@@ -312,6 +312,20 @@ def test_heads_in_bfloat16_are_at_most_as_wrong_as_plain_code(form):
     assert (squares[:, 0] <= squares[:, 1]).all()
 
 
+def test_results_in_bfloat16_are_rounded_to_the_nearest_even_number():
+    """As in PyTorch: with one key, gradients of values are sums of two, many of them ties."""
+    if not library.load().has_low:
+        pytest.skip("tiles multiply no bfloat16 here")
+    call, *_ = made("soft", 2, 1, 0, torch.float32, groups=2, many=1, wide=128)
+    heads = {n: getattr(call, n).detach().bfloat16() for n in ("query", "key", "value")}
+    call = call._replace(**heads | {"value": heads["value"].requires_grad_()})
+    grad_out = torch.randn(BATCH, 2, 2, 128).bfloat16()
+    (found,) = torch.autograd.grad(attend(call), call.value, grad_out)
+    exact = grad_out.float().sum(2, keepdim=True)
+    assert torch.equal(found, exact.bfloat16())
+    assert (exact.view(torch.int32) & 0xFFFF == 0x8000).any()  # ties
+
+
 def test_dtypes_that_do_not_go_together_are_refused():
     call, *_ = made("soft", 3, 4, 0, torch.float32, coef=True, terms=True)
     with pytest.raises(TypeError, match=r"expected coef in torch\.float32, received"):
