@@ -67,7 +67,7 @@ class LinearForm:
             return factor
         if self.padded_len is not None:
             return factor / self.padded_len**0.5
-        return factor / float((masks.num_queries * masks.num_keys) ** 0.25)
+        return factor / (float((masks.num_queries * masks.num_keys) ** 0.25) or 1.0)
 
 
 class StateVariant(Variant):

@@ -363,3 +363,17 @@ def test_quotients_without_a_sum_are_zero_and_faint_ones_have_no_gradient(dtype)
     live = torch.tensor([0.0, 0.0, 0.0, 1.0], dtype=dtype)[:, None]
     assert torch.equal(grads[0], 2.0 * live.expand(4, 2))
     assert torch.equal(grads[1], -8.0 * live)
+
+
+@pytest.mark.parametrize("lengths", [(0, 0), (0, 5), (5, 0)])
+@pytest.mark.parametrize("cls", [ReleasedLinearAttention, ReleasedMLKAttention])
+def test_no_tokens_have_no_length_to_divide_by(cls, lengths):
+    layer = cls(16, 2, denominator="sqrt_len")
+    query, key = (torch.randn(2, length, 16, requires_grad=True) for length in lengths)
+    for backend in ("reference", "blockwise", "auto"):
+        layer.backend = backend
+        out = layer(query, key)
+        out.sum().backward()
+        assert out.equal(layer.out_proj.bias.expand_as(query))
+        assert not query.grad.any()
+        assert not key.grad.any()
