@@ -11,7 +11,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lit_probattn.base.torch_internals import is_exporting, is_proxied, is_transformed
+from lit_probattn.base.torch_internals import (
+    is_batched_gradient,
+    is_exporting,
+    is_proxied,
+    is_transformed,
+)
 
 __all__ = [
     "NO_SECOND_DERIVATIVE",
@@ -22,6 +27,7 @@ __all__ = [
     "once_differentiable",
     "reject_nested",
     "reject_second_derivative",
+    "reject_several_gradients",
     "written",
 ]
 
@@ -90,6 +96,19 @@ def reject_second_derivative() -> None:
     """
     if torch.is_grad_enabled() and written() is None:
         raise NotImplementedError(NO_SECOND_DERIVATIVE)
+
+
+def reject_several_gradients(*grads: Tensor | None) -> None:
+    """Raise if a backward pass gets several gradients at once; for code that adds in place.
+
+    Raises:
+        NotImplementedError: the backward pass runs with `is_grads_batched=True`.
+    """
+    if any(grad is not None and is_batched_gradient(grad) for grad in grads):
+        raise NotImplementedError(
+            "is_grads_batched=True (vectorize=True): this attention backend computes one gradient "
+            'at a time; use backend="reference"'
+        )
 
 
 def reject_nested(name: str, tensor: Tensor) -> None:

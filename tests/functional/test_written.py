@@ -234,6 +234,28 @@ def test_second_derivatives_are_right_or_refused(name):
             torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("name", mostly_slow(PUBLIC, ["smgk", "mgk_hard_e", "fish", "linear"]))
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_several_gradients_at_once_are_right_or_refused(name, is_causal):
+    """As `torch.autograd.functional.jacobian(vectorize=True)` computes them."""
+    layer, x = layer_of(name).double(), inputs(10, 1).double().requires_grad_()
+    rows = torch.randn(2, *x.shape, dtype=torch.float64)
+    for backend in ("auto", *layer.core.backends):
+        layer.backend = backend
+        try:
+            out = layer(x, is_causal=is_causal)
+        except NotImplementedError:
+            continue  # does not support this variant at all
+        alone = [torch.autograd.grad(out, x, row, retain_graph=True)[0] for row in rows]
+        try:
+            (found,) = torch.autograd.grad(out, x, rows, is_grads_batched=True)
+        except NotImplementedError as refused:
+            assert 'backend="reference"' in str(refused)  # noqa: PT017
+            assert backend != "reference"
+        else:
+            torch.testing.assert_close(found, torch.stack(alone))
+
+
 def test_memory_alone_is_asked_in_one_place():
     texts = {
         path: path.read_text(encoding="utf-8") for path in (ROOT / "lit_probattn").rglob("*.py")

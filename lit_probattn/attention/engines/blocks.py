@@ -29,7 +29,7 @@ from lit_probattn.attention.engines.loop import block_ranges, device_budget
 from lit_probattn.attention.masks import Block, Masks, slice_block
 from lit_probattn.attention.numerics import autocast_off, grouped_values, masked_softmax
 from lit_probattn.attention.variant import MapFunction, Normaliser, Scores
-from lit_probattn.base.graphs import once_differentiable, written
+from lit_probattn.base.graphs import once_differentiable, reject_several_gradients, written
 from lit_probattn.base.torch_internals import softmax_backward
 from lit_probattn.randomness import AttentionDropout
 
@@ -167,6 +167,7 @@ class _Blockwise(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        reject_several_gradients(grad_out)
         with autocast_off(grad_out):  # as in forward, for callers that leave autocast on
             return _Blockwise._backward(ctx, grad_out)
 

@@ -24,7 +24,12 @@ from torch import Tensor
 
 from lit_probattn.attention.engines.loop import device_budget
 from lit_probattn.attention.numerics import autocast_off
-from lit_probattn.base.graphs import is_symbol, once_differentiable, written
+from lit_probattn.base.graphs import (
+    is_symbol,
+    once_differentiable,
+    reject_several_gradients,
+    written,
+)
 
 # Pairs of all heads in one span: small enough for the cache of a CPU core.
 SPAN_PAIRS = {"cpu": 1 << 17, "cuda": 1 << 26}
@@ -174,6 +179,7 @@ class _CausalProduct(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor, grad_state: Tensor) -> tuple[Tensor | None, ...]:
+        reject_several_gradients(grad_out, grad_state)
         with autocast_off(grad_out):  # as in forward, for callers that leave autocast on
             return _CausalProduct._backward(ctx, grad_out, grad_state)
 
