@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lit_probattn.base.errors import ConfigError, prefixed
 from lit_probattn.base.files import replacing
-from lit_probattn.base.state_dicts import folder_content, read_state_dict
+from lit_probattn.interop.state_dicts import folder_content, read_state_dict
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 # In order of preference; an index lists the files of a sharded model.

@@ -15,7 +15,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from lit_probattn.base.arguments import NotNegative, OnlyWith, Range, Rate, arguments_of, takes
 from lit_probattn.base.errors import ConfigError, prefixed
-from lit_probattn.base.state_dicts import read_state_dict
+from lit_probattn.interop.state_dicts import read_state_dict
 from lit_probattn.models.images import ImageModel, load_timm_state_dict
 from lit_probattn.tasks.base import Batch, Split
 from lit_probattn.tasks.parameter_order import ordered_parameters

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from lit_probattn.base.errors import nan_among, prefixed
 from lit_probattn.base.files import digest_of, replacing
-from lit_probattn.base.state_dicts import code_needed
+from lit_probattn.interop.state_dicts import code_needed
 
 Kind = Literal["step", "best"]
 Value = TypeVar("Value")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lit_probattn.base.errors import ConfigError, prefixed
 from lit_probattn.base.files import file_digest
-from lit_probattn.base.state_dicts import read_state_dict
+from lit_probattn.interop.state_dicts import read_state_dict
 from lit_probattn.training.checkpoints import (
     MODEL,
     CheckpointError,

@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 
 from datamodules import ImageNet
 from lit_probattn.attention import FiSHAttention, MGKAttention, SoftmaxAttention
-from lit_probattn.base.state_dicts import read_state_dict
 from lit_probattn.cli.app import main
 from lit_probattn.cli.errors import exit_status
+from lit_probattn.interop.state_dicts import read_state_dict
 from lit_probattn.tasks import ImageClassifier
 from lit_probattn.training.checkpoints import CheckedCheckpointIO
 from lit_probattn.training.saving import RunCheckpoint
