@@ -238,7 +238,8 @@ def register_flop_formulas() -> None:
             counter.register_flop_formula(packet)(formula)
     for mode in _get_current_dispatch_mode_stack():
         if isinstance(mode, counter._FlopCounterMode):
-            mode.counter.flop_registry |= {x: counter.flop_registry[x] for x in _formulas}
+            known = {packet: counter.flop_registry[packet] for packet in _formulas}
+            mode.counter.flop_registry = known | mode.counter.flop_registry  # keeps custom_mapping
 
 
 def is_counted() -> bool:

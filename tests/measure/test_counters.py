@@ -162,3 +162,15 @@ def test_each_pass_counts_alone():
         counts.append(counter.get_total_flops())
     forward, both = backend_macs(layer, 50, "native"), backend_macs(layer, 50, "native", train=True)
     assert counts == [2 * forward, 2 * (both - forward)]
+
+
+def test_a_formula_of_the_counter_replaces_that_of_the_package():
+    layer, x = SoftmaxAttention(32, 4, backend="native").eval(), torch.randn(1, 50, 32)
+    layer(x)  # defines the operator
+    operator, found = torch.ops.lit_probattn.tiles, []
+    for mapping in ({}, {operator: lambda *_, **__: 7}):
+        counter = FlopCounterMode(display=False, custom_mapping=mapping)
+        with counter:
+            layer(x)
+        found.append(counter.get_flop_counts()["Global"][operator])
+    assert found == [2 * 2 * 50 * 50 * 32, 7]
