@@ -471,4 +471,4 @@ class CachedDataModule(DataModule):
 
 def _as_word(value: object) -> str:
     """Return a value as on a command line."""
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    return str(value) if isinstance(value, str | Path) else json.dumps(value, default=str)

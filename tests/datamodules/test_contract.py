@@ -140,6 +140,15 @@ def test_the_command_in_the_message_builds_the_missing_cache(name, tmp_path):
     data.open()
 
 
+def test_the_command_in_the_message_has_paths_without_quotes(tmp_path):
+    TABLE["own_texts"].write(tmp_path)
+    data = CLASSES["own_texts"](path=tmp_path / "table.csv", cache_dir=tmp_path / "cache")
+    with pytest.raises(MissingDataError) as error:
+        data.open()
+    for flag in (f"--path {tmp_path}/table.csv", f"--cache_dir {tmp_path}/cache"):
+        assert flag in str(error.value)
+
+
 @pytest.mark.parametrize("name", ["own_series", "own_texts", "text_pairs"])
 def test_the_order_of_rows_changes_no_split(name, tmp_path):
     before = opened(name, tmp_path / "data")
