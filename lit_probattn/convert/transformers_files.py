@@ -61,6 +61,9 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     for name in sorted(set(map(str, weight_map.values()))):
         if Path(name).name != name:
             raise ConfigError(f"{found} names {name!r}: expected files in the same folder")
+        if not (folder / name).is_file():
+            listed = folder_content(folder)
+            raise ConfigError(f"{folder / name} not found{listed}; download all files of the model")
         tensors |= read_state_dict(folder / name)
     absent = sorted(weight_map.keys() - tensors.keys())
     if absent:

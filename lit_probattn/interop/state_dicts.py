@@ -23,9 +23,11 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     """Read safetensors, or a torch.save file with or without an outer `model` or `state_dict`.
 
     Raises:
-        ConfigError: the file is missing or corrupt, requires code to load, contains no tensors by
-            name, or contains NaN.
+        ConfigError: the file is missing, corrupt or a folder, requires code to load, contains no
+            tensors by name, or contains NaN.
     """
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder, expected a file of tensors by name")
     if not path.is_file():
         raise ConfigError(f"{path} not found{folder_content(path.parent)}")
     try:
@@ -37,12 +39,13 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
         raise ConfigError(f"{path} is corrupt: {error}; download it again") from None
     except Exception as error:  # from pickle, zip or tensor decoding
         code = code_needed(error)
-        reason = "it is corrupt, or not a PyTorch file"
+        reason = "it is corrupt, or not a PyTorch file; download it again, or as .safetensors"
         if code is not None:
-            reason = f"it requires code to load ({code}), and only tensors are loaded"
-        raise ConfigError(
-            f"{path} cannot be read: {reason}; download it again, or as .safetensors"
-        ) from None
+            reason = (
+                f"it requires code to load ({code}), and only tensors are loaded; save its "
+                "state_dict() instead, or download it as .safetensors"
+            )
+        raise ConfigError(f"{path} cannot be read: {reason}") from None
     for outer in ("model", "state_dict"):
         loaded = loaded.get(outer, loaded) if isinstance(loaded, dict) else loaded
     if not isinstance(loaded, dict) or not all(isinstance(t, Tensor) for t in loaded.values()):
