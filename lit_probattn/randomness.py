@@ -279,7 +279,7 @@ class Dropout(nn.Dropout):
 
 def _are_at_least(least: int, like: Tensor) -> Tensor:
     """Draw a number below 65,536 for every element; return which are at least `least`."""
-    words = torch.empty(-(-like.numel() // _PER_WORD), dtype=torch.int64, device=like.device)
+    words = like.new_empty(-(-like.numel() // _PER_WORD), dtype=torch.int64)
     words.random_(torch.iinfo(torch.int64).min, None)
     numbers = words.view(torch.int16)[: like.numel()].view(like.shape)
     return numbers >= least - _STEPS // 2

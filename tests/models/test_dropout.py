@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from lit_probattn.randomness import Dropout
@@ -85,6 +86,11 @@ def test_graphs_transforms_and_subclasses_use_pytorchs() -> None:
     torch.manual_seed(2)
     assert type(ours) is Own
     assert torch.equal(ours, nn.Dropout(0.5)(torch.ones(64)))
+
+
+def test_fake_tensors_outside_of_their_mode() -> None:
+    x = FakeTensorMode().from_tensor(torch.ones(3, 4))
+    assert Dropout(0.5)(x).shape == (3, 4)
 
 
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
