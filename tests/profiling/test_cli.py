@@ -229,6 +229,12 @@ def test_a_results_folder_with_a_corrupt_sweep_is_one_line(capsys, tmp_path, tex
     assert err.count("\n") == 1
 
 
+def test_commands_of_committed_reports_read_results():
+    """A report folder has no rows that `report` reads."""
+    paths = [*(ROOT / "reports").rglob("report.json"), *(ROOT / "reports").rglob("report.md")]
+    assert not [path for path in paths if "--results reports/" in path.read_text(encoding="utf-8")]
+
+
 @pytest.mark.slow
 def test_a_committed_sweep_and_its_report_are_made_again(tmp_path, monkeypatch, capsys):
     """Every count, ratio and verdict is the same."""
