@@ -43,6 +43,7 @@ from lit_probattn.base.arguments import (
     Count,
     OnlyWith,
     WholeNumber,
+    all_arguments,
     changed_arguments,
     checks_arguments,
 )
@@ -101,6 +102,7 @@ class DataModule(pl.LightningDataModule):
     task = ""
     shuffles = True  # whether each epoch of training is permuted
     select_on_test = False  # whether the validation split is the test split
+    has_task_file = False  # whether `data prepare` starts from the file of the task of this name
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -429,8 +431,11 @@ class CachedDataModule(DataModule):
             return found
         except DataError as error:
             elsewhere = inspect.signature(DataModule).parameters.keys() - {"cache_dir"}
-            changed = changed_arguments(type(self), self._given)
-            named = {name: x for name, x in changed.items() if name not in elsewhere}
+            named = changed_arguments(type(self), self._given)
+            if self.has_task_file:
+                whole, decisive = all_arguments(type(self), self._given), self.settings().keys()
+                named |= {n: x for n, x in whole.items() if n in decisive and x is not None}
+            named = {name: x for name, x in named.items() if name not in elsewhere}
             named["data_dir"] = str(self.data_dir)
             words = [w for name, x in named.items() for w in (f"--{name}", _as_word(x))]
             command = shlex.join(["lit-probattn", "data", "prepare", self.task, *words])

@@ -174,6 +174,8 @@ class AtPath(DataModule):
         **kwargs: Arguments of the parent class.
     """
 
+    has_task_file = True
+
     def __init__(self, path: str = "", **kwargs: Any) -> None:
         location = self.folder_of(path)
         if kwargs.get("data_dir") is None and location is not None:

@@ -344,6 +344,12 @@ def changed_arguments(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def all_arguments(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values, and the defaults of the other arguments of a class."""
+    parameters = _signature_of(cls).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not p.empty} | {**values}
+
+
 def _is_same(value: object, default: object) -> bool:
     """Whether a value is the default; configurations contain lists in place of tuples."""
     both = (value, default)

@@ -18,6 +18,7 @@ import pytest
 from datamodules.__main__ import main as command_line
 from datamodules.core.base import CachedDataModule
 from lit_probattn.base.errors import DataError, MissingDataError
+from lit_probattn.commands.data import main as data_command
 from tests.datamodules.test_options import CLASSES, TABLE, digest, placed
 from tests.support.slow import every_nth
 
@@ -137,6 +138,21 @@ def test_the_command_in_the_message_builds_the_missing_cache(name, tmp_path):
         data.open()
     (command,) = re.findall("`(.*)`", str(error.value))
     assert command_line(shlex.split(command)[2:]) == 0
+    data.open()
+
+
+@pytest.mark.parametrize("given", [{}, {"tokens": "bytes"}])
+def test_the_command_in_the_message_replaces_values_of_the_task(given, tmp_path):
+    """`data prepare own_texts` starts from the file of the task, where tokens are words."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    TABLE["own_texts"].write(folder)
+    options = {"path": str(folder / "table.csv"), "cache_dir": str(tmp_path / "cache"), **given}
+    data = CLASSES["own_texts"](**options)
+    with pytest.raises(MissingDataError, match="no cache of") as error:
+        data.open()
+    (command,) = re.findall("`(.*)`", str(error.value))
+    assert data_command(shlex.split(command)[2:]) == 0
     data.open()
 
 
