@@ -261,11 +261,12 @@ def normal_noise(
 class Dropout(nn.Dropout):
     """`nn.Dropout` that draws faster on a CPU, where PyTorch draws one number after the other.
 
-    There, 16 bits decide on an element, like on a weight of attention: its probability is `p`
-    rounded to a multiple of 2⁻¹⁶, and the scale of the others is that of the rounded one, in the
-    dtype of the input. The bits come from PyTorch's generator, so they are equal on all processors;
-    `nn.Dropout` draws others on Intel's. Recorded graphs, transforms, nested tensors, and other
-    devices use PyTorch's dropout.
+    There, 16 bits decide whether an element is dropped, as for attention weights: `p` is rounded to
+    a multiple of 2⁻¹⁶, and the other elements are multiplied by 1 / (1 − p), rounded to the dtype
+    of the input. The bits are those of PyTorch's generator and equal on all processors;
+    `nn.Dropout` draws other numbers on Intel's. PyTorch's dropout is used in place, in recorded
+    graphs and transforms, on other devices, for nested tensors and other subclasses of Tensor, and
+    if `p` is rounded to 0 or 1.
     """
 
     def forward(self, input: Tensor) -> Tensor:
