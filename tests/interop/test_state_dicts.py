@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.base.state_dicts import read_state_dict
+from lit_probattn.interop.state_dicts import read_state_dict
 
 
 def test_a_folder_is_not_reported_as_missing(tmp_path):
