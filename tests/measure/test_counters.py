@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from lit_probattn.attention import Attention, SoftmaxAttention
+from lit_probattn.attention import Attention, LinearAttention, SoftmaxAttention
 from lit_probattn.base.errors import UnsupportedError
 from lit_probattn.measure.counters import (
     fvcore_macs,
@@ -174,3 +174,14 @@ def test_a_formula_of_the_counter_replaces_that_of_the_package():
             layer(x)
         found.append(counter.get_flop_counts()["Global"][operator])
     assert found == [2 * 2 * 50 * 50 * 32, 7]
+
+
+def test_pairs_within_chunks_of_causal_linear_attention_count():
+    """Chunks have 48 positions; sums of features are a column of the values."""
+    layer, x = LinearAttention(32, 4, backend="native"), torch.randn(2, 61, 32)
+    counts = []
+    for is_causal in (False, True):
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            layer(x, is_causal=is_causal)
+        counts.append(counter.get_total_flops())
+    assert counts[1] - counts[0] == 2 * 2 * 4 * (48**2 + 13**2) * (8 + 8 + 1)

@@ -216,11 +216,15 @@ def _backward(
 
 
 def _flops(x: Any, backward: bool) -> int:
-    """Return FLOPs of the O(N) form; pairs within chunks and the mixing of keys are not counted."""
+    """Return FLOPs of the O(N) form, and of the pairs within chunks; not of the mixing of keys."""
     batch, heads, rows, size = x.query
-    work = 2 * batch * size * (x.value[3] + x.divides)
-    write, read = work * x.value[1] * x.value[2], work * heads * rows
-    return (write + read) * (2 if backward else 1)
+    columns = x.value[3] + x.divides
+    work = 2 * batch * size * columns
+    states = work * (x.value[1] * x.value[2] + heads * rows)
+    whole, rest = divmod(rows, TALL) if x.is_causal else (0, 0)
+    pairs = 2 * batch * heads * (whole * TALL**2 + rest**2)
+    scores, values = pairs * size, pairs * columns
+    return 2 * states + 3 * scores + 2 * values if backward else states + scores + values
 
 
 _linear = define_operators(
