@@ -104,7 +104,7 @@ def reject_several_gradients(*grads: Tensor | None) -> None:
     Raises:
         NotImplementedError: the backward pass runs with `is_grads_batched=True`.
     """
-    if any(grad is not None and is_batched_gradient(grad) for grad in grads):
+    if written() is None and any(g is not None and is_batched_gradient(g) for g in grads):
         raise NotImplementedError(
             "is_grads_batched=True (vectorize=True): this attention backend computes one gradient "
             'at a time; use backend="reference"'
