@@ -60,7 +60,7 @@ PAIRS = [
     pytest.param(*case, backend, id=f"{case[2]}-{backend}")
     for case in CASES
     for backend in make_layer(case[0], case[3]).core.backends
-    if backend not in GPU_BACKENDS  # no float64 in kernels; they have tests of their own
+    if backend not in GPU_BACKENDS  # no float64 in kernels, which have separate tests
 ]
 
 

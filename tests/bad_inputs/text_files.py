@@ -40,7 +40,7 @@ def _listops_cases() -> Iterator[Case]:
     yield case("no tab", listops(HEADER + GOOD.replace("\t", " ")))
     yield case("an empty line", listops(HEADER + GOOD + "\n" + GOOD))
     yield case("an unknown token", listops(HEADER + GOOD.replace("[MAX", "[AVG")))
-    yield case("a byte that is no text", listops((HEADER + GOOD).encode().replace(b"3", b"\xff")))
+    yield case("a byte that is not text", listops((HEADER + GOOD).encode().replace(b"3", b"\xff")))
     yield case("a wrong value", listops(HEADER + GOOD.replace("\t4", "\t3")))
     yield case("no digit", listops(HEADER + GOOD.replace("\t4", "\t10")))
     yield case("unbalanced parentheses", listops(HEADER + "( ( [MAX 4 ) 3 ) ] )\t4\n"))
@@ -144,7 +144,7 @@ def _wikitext_cases() -> Iterator[Case]:
     yield case("two words on a line", _vocabulary(b"<eos>\n<unk>\na b\n"))
     yield case("a vocabulary without `<eos>`", _vocabulary(b"<unk>\na\n"))
     yield case("a vocabulary without `<unk>`", _vocabulary(b"<eos>\na\n"))
-    yield case("a vocabulary that is no text", _vocabulary(b"\xff\xfe"))
+    yield case("a vocabulary that is not text", _vocabulary(b"\xff\xfe"))
 
 
 # ---- caches ---------------------------------------------------------------------------------

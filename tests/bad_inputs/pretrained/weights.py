@@ -107,7 +107,7 @@ def _import_cases() -> Iterator[Case]:
     yield case("config.json holds a list", _bytes("config.json", b"[]"))
     yield case("the output exists", _own_output)
     yield case("a cut safetensors file", _bytes("model.safetensors", b"\t"))
-    yield case("a file that is no pickle", _bytes("pytorch_model.bin", b"weights"))
+    yield case("a file that is not a pickle", _bytes("pytorch_model.bin", b"weights"))
     yield case(
         "a list instead of tensors",
         filed(lambda folder, _: torch.save([1], folder / "pytorch_model.bin")),

@@ -58,7 +58,7 @@ def cases() -> Iterator[Case]:
     yield case("a shard is missing", _release(_shard(None)))
     yield case("an empty shard", _release(_shard(b"")))
     yield case("a shard that is cut off", _release(_shard(b"A sentence .\nAnother")))
-    yield case("a byte that is no text", _release(_shard(b"A \xff sentence .\n")))
+    yield case("a byte that is not text", _release(_shard(b"A \xff sentence .\n")))
     yield case("no sub-words", _release(subwords=None))
     yield case("too few sub-words", _release(subwords=20))
     yield case("all held-out shards as the test", _release(test_shards=50))
