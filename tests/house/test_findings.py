@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from functools import partial
 
 import pandas as pd
@@ -14,6 +14,7 @@ import timm
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from datamodules.lra.listops_generator import TOKENS, GeneratorSettings, generate_chunks
 from lit_probattn.analysis.studies.likelihood import query_nll
 from lit_probattn.attention import MGKAttention
 from lit_probattn.attention.fish.functions import ScoreNoise, local_scores
@@ -105,6 +106,46 @@ def test_gradient_of_clamped_priors_cannot_change_their_scale():
         if row["table"] == "mgk_table8":
             sums[row["method"], row["metric"][-1]] += float(row["value"])
     assert list(sums.values()) == pytest.approx([1.0] * 4)
+
+
+def test_listops_accuracies_are_those_of_the_first_token():
+    """M22: the outermost operator alone, by its most frequent value, gives the column of table 1.
+
+    Each printed value must agree with it within the sampling error of the 2,000 test expressions.
+    """
+    settings = GeneratorSettings(min_length=500, max_length=2000, max_depth=10, max_args=10, seed=1)
+    values: dict[int, Counter[int]] = defaultdict(Counter)
+    count = 0
+    chunks = generate_chunks(settings, num_processes=1)
+    while count < 16_000:
+        for tokens, value in next(chunks).expressions():
+            values[int(tokens[0])][value] += 1
+            count += 1
+    chunks.close()
+    assert {TOKENS[operator] for operator in values} == {"[MIN", "[MAX", "[MED", "[SM"}
+    frequent = max(sum(values.values(), Counter()).values()) / count
+    first = sum(max(seen.values()) for seen in values.values()) / count
+    row = row_of_page("M22")
+    assert first == pytest.approx(0.361, abs=0.01)
+    assert frequent == pytest.approx(0.168, abs=0.01)
+    assert "36.1 %" in row
+    assert "16.8 %" in row
+
+    def column(table: str) -> list[float]:
+        rows = read_published(ROOT / FOLDER)
+        return [float(r["value"]) for r in rows if (r["table"], r["task"]) == (table, "listops")]
+
+    def agrees(value: float, share: float) -> bool:
+        return abs(value / 100 - share) < 1.96 * math.sqrt(share * (1 - share) / 2000)
+
+    quadratic, linear = column("mgk_table1"), column("mgk_table2")
+    assert all(agrees(value, first) for value in quadratic)
+    assert not any(agrees(value, first) for value in linear)
+    assert f"{min(quadratic)} to {max(quadratic)}" in row
+    assert f"{min(linear)} to {max(linear)}" in row
+    others = [value for value in column("mgk_table5") if not agrees(value, first)]
+    assert len(others) == 2
+    assert f"{others[0]:.2f} and {others[1]:.2f}" in row
 
 
 # ---- FiSH ------------------------------------------------------------------------------------
