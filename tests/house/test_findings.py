@@ -137,6 +137,7 @@ def test_listops_accuracies_are_those_of_the_first_token():
     assert "16.8 %" in row
     assert listops_shares(8, 64)[1] == pytest.approx(0.326, abs=0.01)
     assert "32.6 %" in row_of_page("R2")
+    assert listops_shares(4, 64)[1] == pytest.approx(0.29, abs=0.01)  # the example of the README
 
     def column(table: str) -> list[float]:
         rows = read_published(ROOT / FOLDER)
