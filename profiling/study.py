@@ -21,7 +21,7 @@ import torch
 from lit_probattn.analysis.drawing import CHEAPER, dot, label_rows, marker_legend
 from lit_probattn.attention import recorded_choices
 from lit_probattn.base import provenance
-from lit_probattn.base.arguments import DefaultsFormatter, Parser, at_least
+from lit_probattn.base.arguments import Parser, at_least
 from lit_probattn.base.errors import ChildError, ConfigError, DataError
 from lit_probattn.experiments.page import Made, Page, as_csv, image, refuse_foreign_files
 from lit_probattn.measure.memory import peak_bytes
@@ -190,7 +190,7 @@ def command(
 
     def main(arguments: Sequence[str] | None = None) -> int:
         arguments = sys.argv[1:] if arguments is None else list(arguments)
-        parser = Parser(" ".join(start), description, formatter_class=DefaultsFormatter)
+        parser = Parser(" ".join(start), description)
         add_options(parser)
         parser.add_argument("--out", type=Path, help="report folder (default: print the report)")
         options = parser.parse_args(arguments)

@@ -13,7 +13,6 @@ from lit_probattn.analysis.recording import in_double
 from lit_probattn.analysis.results import Results, describe
 from lit_probattn.analysis.sampling import Sequence, layer_numbers, longest, sequences
 from lit_probattn.attention import Attention
-from lit_probattn.base.arguments import DefaultsFormatter
 from lit_probattn.base.rows import RowStore
 from lit_probattn.training.trained import identity, open_trained
 
@@ -34,8 +33,7 @@ class Study(ABC):
 
     @classmethod
     def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
-        """Add the study's options to a parser, whose help then shows their defaults."""
-        parser.formatter_class = DefaultsFormatter
+        """Add the study's options to a parser."""
         cls._add_options(parser)
 
     @staticmethod

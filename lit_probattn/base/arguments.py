@@ -544,11 +544,22 @@ class _Store(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Formatter that adds the default to the text of each option that has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        default = action.default
+        values = default if isinstance(default, list) else [default]
+        if action.nargs == 0 or not values or default in (None, "", argparse.SUPPRESS):
+            return action.help or ""
+        return f"{action.help}; default: {' '.join(map(str, values))}"
+
+
 class Parser(argparse.ArgumentParser):
     """Parser of a command: flags must be spelled out, and errors are one line.
 
     An option with several values can be repeated; an option with one value cannot. Line breaks of
-    the description are kept.
+    the description are kept. Help texts show defaults.
 
     Args:
         prog: the command.
@@ -557,8 +568,7 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, prog: str | None = None, description: str | None = None, **more: Any):
-        own: dict[str, Any] = {"allow_abbrev": False}
-        own["formatter_class"] = argparse.RawDescriptionHelpFormatter
+        own: dict[str, Any] = {"allow_abbrev": False, "formatter_class": _Formatter}
         super().__init__(prog, description=description, **own | more)
         self.given: set[str] = set()  # names of options among the words, without flags
         for action in (None, "store"):
@@ -578,17 +588,6 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print the message and exit with status 2."""
         self.exit(2, f"error: {message} (see {self.prog} --help)\n")
-
-
-class DefaultsFormatter(argparse.RawDescriptionHelpFormatter):
-    """Formatter of help texts that adds the default to the text of each option that has one."""
-
-    def _get_help_string(self, action: argparse.Action) -> str:
-        default = action.default
-        values = default if isinstance(default, list) else [default]
-        if action.nargs == 0 or not values or default in (None, argparse.SUPPRESS):
-            return action.help or ""
-        return f"{action.help}; default: {' '.join(map(str, values))}"
 
 
 DATA = "--data.KEY"

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from lit_probattn.training.trained import Trained
 
 MAX_NEW_TOKENS = 64
-TEMPERATURE = 0.8
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -55,12 +54,8 @@ def make_parser() -> argparse.ArgumentParser:
         type=at_least(1),
         help=f"number of tokens to generate per prompt (default {MAX_NEW_TOKENS}, or what fits)",
     )
-    add(
-        "--temperature",
-        type=float,
-        default=TEMPERATURE,
-        help=f"divisor of the logits; 0 selects the likeliest token (default {TEMPERATURE})",
-    )
+    text = "divisor of the logits; 0 selects the likeliest token"
+    add("--temperature", type=float, default=0.8, help=text)
     add_draw(parser)
     text = "keep at most N keys in the cache of each layer"
     add("--max_keys", type=at_least(1), metavar="N", help=text)

@@ -36,7 +36,7 @@ def add_draw(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--top_k", type=int, help="sample among the k likeliest tokens (default: all)")
     add("--top_p", type=float, help="sample among the fewest tokens with this total probability")
-    add("--seed", type=at_least(0), default=0, help="seed of the draws (default 0)")
+    add("--seed", type=at_least(0), default=0, help="seed of the draws")
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +44,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--config", type=Path, action="append", help="config file (default: the run folder's)")
     add_data(parser)
-    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default auto)")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 …")
     add_flag(parser)
 
 

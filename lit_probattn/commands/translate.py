@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from lit_probattn.models.search import Hypothesis
     from lit_probattn.training.trained import Trained
 
-MAX_TOKENS = 4096
 # Lines to read before translating: long and short ones are batched by length.
 _BLOCK = 2048
 
@@ -59,12 +58,8 @@ def make_parser() -> argparse.ArgumentParser:
     add_checkpoint(parser)
     add_search(parser, n_best=True)
     add_draw(parser)
-    add(
-        "--max_tokens",
-        type=at_least(1),
-        default=MAX_TOKENS,
-        help=f"maximum number of source tokens per batch with padding (default {MAX_TOKENS})",
-    )
+    text = "maximum number of source tokens per batch with padding"
+    add("--max_tokens", type=at_least(1), default=4096, help=text)
     add("--out", type=Path, metavar="FILE.parquet", help="also write sources, scores and ranks")
     add_run(parser)
     return parser

@@ -79,7 +79,7 @@ def add_flags(
         help="names or patterns of tasks and rows, such as `mgk_*`",
     )
     add("--seeds", nargs="+", type=int, help=f"seeds (default: {seeds})")
-    add("--attempts", type=at_least(1), default=2, help="number of attempts per run (default 2)")
+    add("--attempts", type=at_least(1), default=2, help="number of attempts per run")
     add(
         "--tflops",
         type=float,
@@ -110,12 +110,9 @@ def add_flags(
     where = parser.add_argument_group("where")
     add = where.add_argument
     add("--trainer", help="name or file of configs/trainer")
-    shown = "that of the trainer file" if accelerator is None else accelerator
-    add(
-        "--accelerator",
-        default=accelerator,
-        help=f"Lightning's accelerator: auto, cpu, gpu (default: {shown})",
-    )
+    text = "" if accelerator else " (default: that of the trainer file)"
+    text = f"Lightning's accelerator: auto, cpu, gpu{text}"
+    add("--accelerator", default=accelerator, help=text)
     add("--jobs", type=at_least(1), default=1, help="number of concurrent runs")
     add("--devices", default="", help="CUDA devices to distribute runs over, such as 0,1,2,3")
     add("--launch", default="", help="launcher instead of `python`, such as torchrun and its flags")
@@ -123,9 +120,9 @@ def add_flags(
     add_flag(parser)
     add("--data_dir", help="folder of the data (or LIT_PROBATTN_DATA)")
     add("--cache_dir", help="folder of the caches (or LIT_PROBATTN_CACHE)")
-    add("--runs", type=Path, default=Path("runs"), help="folder of the runs (default runs)")
-    given = out if isinstance(out, Path) else None
-    add("--out", type=Path, default=given, help=f"folder of the report (default {out})")
+    add("--runs", type=Path, default=Path("runs"), help="folder of the runs")
+    given, text = (out, "") if isinstance(out, Path) else (None, f" (default: {out})")
+    add("--out", type=Path, default=given, help=f"folder of the report{text}")
     _add_executor(parser)
 
 

@@ -221,7 +221,7 @@ def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("checkpoint", type=Path, help="checkpoint with softmax attention, or its run folder")
     add("output", type=Path, help="checkpoint to write, NAME.ckpt")
-    add("--to", choices=tuple(KINDS), default="mgk", help="the new attention; default: mgk")
+    add("--to", choices=tuple(KINDS), default="mgk", help="the new attention")
     add("--num_components", type=int, help="components per head, for mgk and smgk; default: 2")
     add(
         "--score",

@@ -125,18 +125,13 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add("--parallel", type=Path, required=True, help="folder with train.*, valid.*, test.*")
     add("--out", type=Path, required=True, help="output folder, without other text")
-    add("--upsample", type=at_least(0), default=16, help="copies of the parallel text (default 16)")
-    add("--deletion", type=float, default=0.1, help="share of deleted words (0.1)")
-    add("--swap", type=at_least(0), default=3, help="largest distance by which a word moves (3)")
-    add(
-        "--max_ratio",
-        type=float,
-        default=1.5,
-        help="skip larger length ratios (1.5)",
-    )
-    add("--seed", type=int, default=0, help="seed of noise and sampling (default 0)")
+    add("--upsample", type=at_least(0), default=16, help="copies of the parallel text")
+    add("--deletion", type=float, default=0.1, help="share of deleted words")
+    add("--swap", type=at_least(0), default=3, help="largest distance by which a word moves")
+    add("--max_ratio", type=float, default=1.5, help="skip larger length ratios")
+    add("--seed", type=int, default=0, help="seed of noise and sampling")
     add_search(parser, n_best=False)
-    add("--max_tokens", type=int, default=4096, help="tokens per batch (default 4096)")
+    add("--max_tokens", type=int, default=4096, help="tokens per batch")
     add_run(parser)
     return parser
 

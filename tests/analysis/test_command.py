@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import re
 from pathlib import Path
@@ -17,7 +16,6 @@ from lit_probattn.analysis.__main__ import main
 from lit_probattn.analysis.recording import record
 from lit_probattn.analysis.registry import STUDIES, load_study
 from lit_probattn.analysis.studies import curves
-from lit_probattn.base.arguments import DefaultsFormatter, at_least
 from lit_probattn.base.provenance import place, shown_command
 from lit_probattn.records.figures import MAX_BYTES
 from tests.analysis.made import checkpoint, open_once, opened
@@ -294,45 +292,6 @@ def test_every_study_has_its_name_and_a_help_that_suffices(study, capsys):
         main([study, "--help"])
     assert stop.value.code == 0
     assert "--out" in capsys.readouterr().out
-
-
-def test_numbers_below_their_bound_are_refused(capsys):
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--sizes", type=at_least(1), nargs="+", default=[1, 2])
-    parser.add_argument("--count", type=at_least(2))
-    assert vars(parser.parse_args([])) == {"sizes": [1, 2], "count": None}
-    options = parser.parse_args(["--sizes", "3", "1", "--count", "2"])
-    assert vars(options) == {"sizes": [3, 1], "count": 2}
-    for words, expected in (
-        (["--sizes", "3", "0"], "argument --sizes: must be at least 1, received 0"),
-        (["--count", "1"], "argument --count: must be at least 2, received 1"),
-        (["--count", "2.5"], "argument --count: invalid int value: '2.5'"),
-    ):
-        with pytest.raises(SystemExit) as stop:
-            parser.parse_args(words)
-        assert stop.value.code == 2
-        assert expected in capsys.readouterr().err
-
-
-def test_help_shows_defaults():
-    parser = argparse.ArgumentParser(formatter_class=DefaultsFormatter, add_help=False)
-    parser.add_argument("--rate", type=float, default=0.5, help="of it")
-    parser.add_argument("--none", type=int, default=0, help="of it")
-    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 2], help="of it")
-    parser.add_argument("--changed", type=int, default=1, help="of it")
-    parser.add_argument("--count", type=int, help="of it")
-    parser.add_argument("--all", action="store_true", help="of it")
-    parser.add_argument("--words", nargs="+", default=[], help="of it")
-    parser.add_argument("--absent", default=argparse.SUPPRESS, help="of it")
-    parser.set_defaults(changed=7)
-    _, *parts = parser.format_help().partition("options:")[2].split("--")
-    assert {part.split()[0]: part.partition("of it")[2].strip() for part in parts} == {
-        "rate": "; default: 0.5",
-        "none": "; default: 0",
-        "sizes": "; default: 1 2",
-        "changed": "; default: 7",
-        **dict.fromkeys(("count", "all", "words", "absent"), ""),
-    }
 
 
 def test_a_study_that_is_interrupted_ends_with_one_line(tmp_path, monkeypatch, capsys):

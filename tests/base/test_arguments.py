@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import warnings
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from lit_probattn.base.arguments import (
     WholeNumber,
     add_data,
     arguments_of,
+    at_least,
     by_name,
     check_argument,
     checks_arguments,
@@ -321,6 +323,43 @@ def test_an_option_of_one_value_can_be_given_once():
     told = error_of(["--seed", "1", "--seed=2"], parser.parse_args)
     assert told == "error: duplicate --seed; keep one (see a program --help)"
     assert parser.parse_args(["--seed", "1"]).seed == 1
+
+
+def test_numbers_below_their_bound_are_refused():
+    parser = Parser("a program")
+    parser.add_argument("--sizes", type=at_least(1), nargs="+", default=[1, 2])
+    parser.add_argument("--count", type=at_least(2))
+    assert vars(parser.parse_args([])) == {"sizes": [1, 2], "count": None}
+    options = parser.parse_args(["--sizes", "3", "1", "--count", "2"])
+    assert vars(options) == {"sizes": [3, 1], "count": 2}
+    for words, expected in (
+        (["--sizes", "3", "0"], "argument --sizes: must be at least 1, received 0"),
+        (["--count", "1"], "argument --count: must be at least 2, received 1"),
+        (["--count", "2.5"], "argument --count: invalid int value: '2.5'"),
+    ):
+        assert expected in error_of(words, parser.parse_args)
+
+
+def test_help_shows_defaults():
+    parser = Parser("a program", add_help=False)
+    parser.add_argument("--rate", type=float, default=0.5, help="of it")
+    parser.add_argument("--none", type=int, default=0, help="of it")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 2], help="of it")
+    parser.add_argument("--changed", type=int, default=1, help="of it")
+    parser.add_argument("--count", type=int, help="of it")
+    parser.add_argument("--all", action="store_true", help="of it")
+    parser.add_argument("--words", nargs="+", default=[], help="of it")
+    parser.add_argument("--empty", default="", help="of it")
+    parser.add_argument("--absent", default=argparse.SUPPRESS, help="of it")
+    parser.set_defaults(changed=7)
+    _, *parts = parser.format_help().partition("options:")[2].split("--")
+    assert {part.split()[0]: part.partition("of it")[2].strip() for part in parts} == {
+        "rate": "; default: 0.5",
+        "none": "; default: 0",
+        "sizes": "; default: 1 2",
+        "changed": "; default: 7",
+        **dict.fromkeys(("count", "all", "words", "empty", "absent"), ""),
+    }
 
 
 # ---- arguments without effect ------------------------------------------------------------------

@@ -48,15 +48,13 @@ def make_parser() -> Parser:
     add("--attention", nargs="+", metavar="NAME", help="variants, or your own files (default: all)")
     add("--embed_dim", type=int, help="width of the layer")
     add("--seq_len", type=at_least(1), help="sequence length (default with --model: 512)")
-    add("--num_heads", type=int, default=8, help="number of softmax heads (default 8)")
-    add("--batch", type=int, default=8, help="batch size (default 8)")
+    add("--num_heads", type=int, default=8, help="number of softmax heads")
+    add("--batch", type=int, default=8, help="batch size")
     add("--causal", action="store_true", help="causal attention")
-    add(
-        "--dropout", type=float, default=0.1, help="attention dropout of all variants (default 0.1)"
-    )
-    add("--device", default="cpu", help=f"{', '.join(DEVICES)} (default cpu)")
+    add("--dropout", type=float, default=0.1, help="attention dropout of all variants")
+    add("--device", default="cpu", help=", ".join(DEVICES))
     add("--equal_heads", action="store_true", help="every variant has --num_heads heads")
-    add("--sort", default="memory", help=f"{', '.join(SORTS)} (default: training memory)")
+    add("--sort", default="memory", help=f"{', '.join(SORTS)}; memory is that of training")
     add(
         "--use",
         nargs="+",
@@ -69,8 +67,8 @@ def make_parser() -> Parser:
     add(
         "--model", metavar="NAME", help="timm:NAME or hf:TYPE: print the effect of a swap, by layer"
     )
-    add("--swap", default="mgk", help="with --model: mgk, smgk or softmax (default mgk)")
-    add("--heads", type=float, default=0.5, help="with --model: ratio of heads kept (default 0.5)")
+    add("--swap", default="mgk", help="with --model: mgk, smgk or softmax")
+    add("--heads", type=float, default=0.5, help="with --model: ratio of heads kept")
     add_flag(parser)
     return parser
 

@@ -20,20 +20,17 @@ from pathlib import Path
 from lit_probattn.base.arguments import Parser, at_least
 from lit_probattn.base.errors import ConfigError
 
-OUT = Path("runs/demo")
-SECONDS = 25.0
-
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser."""
     parser = Parser("lit-probattn demo", __doc__)
     add = parser.add_argument
-    add("--out", type=Path, default=OUT, help=f"folder of the page (default {OUT})")
+    add("--out", type=Path, default=Path("runs/demo"), help="folder of the page")
     length = parser.add_mutually_exclusive_group().add_argument
-    length("--seconds", type=float, default=SECONDS, help=f"training time (default {SECONDS:.0f})")
+    length("--seconds", type=float, default=25.0, help="training time")
     text = "number of training steps instead of --seconds; reproducible"
     length("--steps", type=at_least(1), help=text)
-    add("--seed", type=int, default=0, help="seed of weights and data (default 0)")
+    add("--seed", type=int, default=0, help="seed of weights and data")
     add("--no-open", action="store_true", help="do not open the page in a browser")
     return parser
 

@@ -140,7 +140,7 @@ def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("checkpoint", type=Path, help="checkpoint with MGK or sMGK attention, or its run folder")
     add("output", type=Path, help="checkpoint to write, NAME.ckpt")
-    add("--threshold", type=float, default=0.05, help="smallest usage to keep; default: 0.05")
+    add("--threshold", type=float, default=0.05, help="smallest usage to keep")
     add("--config", type=Path, help="the run's config.yaml")
     add("--num_batches", type=at_least(1), default=8, help="validation batches to use")
     add_flag(parser)
