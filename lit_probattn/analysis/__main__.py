@@ -44,14 +44,12 @@ def overview() -> str:
 def run_study(name: str, arguments: list[str]) -> int:
     """Parse the flags of a study and run it."""
     # Not imported for the list of studies.
-    from lit_probattn.base.allowed_code import add_flag
     from lit_probattn.base.provenance import shown_command
     from lit_probattn.cli.errors import exit_status
 
     study = load_study(name)
     parser = Parser(f"{PROGRAM} {name}", sys.modules[study.__module__].__doc__)
     study.add_arguments(parser)
-    add_flag(parser)
     options = parser.parse_args(arguments)
     options.command = f"{PROGRAM} {shown_command([name, *arguments])}"
     return exit_status(lambda: study.run(options))

@@ -1,10 +1,11 @@
-"""Common options of studies: model, data, output folder."""
+"""Common options of studies and other commands on runs: model, data, output folder."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
+from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.base.arguments import add_data, at_least
 
 SPLITS = ("val", "test")
@@ -15,15 +16,26 @@ def add_out(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, help="parent folder of the report")
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `training.trained.open_trained`, and the output folder."""
+def add_run(parser: argparse.ArgumentParser, *, config: bool = True) -> None:
+    """Add the options of `training.trained.open_trained` other than the checkpoint.
+
+    Args:
+        config: whether to include the configuration.
+    """
     add = parser.add_argument
-    text = "checkpoint file, or run folder runs/NAME/VERSION"
-    add("--checkpoint", type=Path, required=True, help=text)
-    text = "configuration; default: config.yaml of the run folder. Later files override earlier"
-    add("--config", type=Path, action="append", help=f"{text} ones")
+    if config:
+        text = "configuration; default: config.yaml of the run folder. Later files override earlier"
+        add("--config", type=Path, action="append", help=f"{text} ones")
     add_data(parser)
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 …")
+    add_flag(parser)
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Add the checkpoint, the options of `add_run`, and the output folder."""
+    text = "checkpoint file, or run folder runs/NAME/VERSION"
+    parser.add_argument("--checkpoint", type=Path, required=True, help=text)
+    add_run(parser)
     add_out(parser)
 
 

@@ -19,12 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lit_probattn.analysis.options import add_run
 from lit_probattn.base.arguments import Parser, at_least
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.commands.opened import (
     add_checkpoint,
     add_draw,
-    add_run,
     check_table,
     sampling_of,
 )

@@ -1,4 +1,4 @@
-"""Flags of commands that generate text from a run: checkpoint, search, sampling, data."""
+"""Flags of commands that generate text from a run: checkpoint, search, sampling."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from lit_probattn.base.allowed_code import add_flag
-from lit_probattn.base.arguments import add_data, at_least, without_effect
+from lit_probattn.base.arguments import at_least, without_effect
 from lit_probattn.base.errors import ConfigError
 
 
@@ -37,15 +36,6 @@ def add_draw(parser: argparse.ArgumentParser) -> None:
     add("--top_k", type=int, help="sample among the k likeliest tokens (default: all)")
     add("--top_p", type=float, help="sample among the fewest tokens with this total probability")
     add("--seed", type=at_least(0), default=0, help="seed of the draws")
-
-
-def add_run(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `training.trained.open_trained` other than the checkpoint."""
-    add = parser.add_argument
-    add("--config", type=Path, action="append", help="config file (default: the run folder's)")
-    add_data(parser)
-    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 …")
-    add_flag(parser)
 
 
 def check_table(out: Path) -> None:

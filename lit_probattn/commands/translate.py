@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from lit_probattn.analysis.options import add_run
 from lit_probattn.base.arguments import Parser, at_least
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.files import replacing
 from lit_probattn.commands.opened import (
     add_checkpoint,
     add_draw,
-    add_run,
     add_search,
     check_table,
     sampling_of,

@@ -30,11 +30,12 @@ import numpy as np
 from datamodules.text.translation.files import Lines, ParallelText, find_plain
 from datamodules.text.translation.job import LineJob, lines_of
 from datamodules.text.translation.preparation import is_prepared
+from lit_probattn.analysis.options import add_run
 from lit_probattn.base.arguments import Parser, at_least
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.files import digest, refuse_to_replace
 from lit_probattn.cli.errors import exit_status, quieten
-from lit_probattn.commands.opened import add_run, add_search, set_search
+from lit_probattn.commands.opened import add_search, set_search
 from lit_probattn.commands.translate import translated
 from lit_probattn.training.trained import open_translator
 

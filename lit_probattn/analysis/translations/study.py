@@ -24,14 +24,14 @@ import argparse
 import numpy as np
 import pandas as pd
 
-from lit_probattn.analysis.options import SPLITS, add_out
+from lit_probattn.analysis.options import SPLITS, add_out, add_run
 from lit_probattn.analysis.studies.curves import claim_of
 from lit_probattn.analysis.studies.curves import draw as draw_curves
 from lit_probattn.analysis.study import Study
 from lit_probattn.analysis.translations.decoded import common_pairs, decode, open_runs
 from lit_probattn.analysis.translations.report import Report, Row
 from lit_probattn.analysis.translations.scores import Bootstrap
-from lit_probattn.base.arguments import add_data, at_least
+from lit_probattn.base.arguments import at_least
 from lit_probattn.tasks.bleu import check_installed
 
 COPY = "copying the source"
@@ -48,8 +48,7 @@ class Translations(Study):
         add = parser.add_argument
         text = "run folders; the first is the baseline"
         add("--runs", nargs="+", required=True, metavar="[LABEL=]FOLDER", help=text)
-        add_data(parser)
-        add("--device", default="auto", help="auto, cpu, cuda, cuda:1 …")
+        add_run(parser, config=False)
         add("--split", default="test", choices=SPLITS, help="split of the data")
         text = "resampled test sets for the intervals"
         add("--resamples", type=at_least(1), default=1000, help=text)
