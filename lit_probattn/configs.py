@@ -7,6 +7,7 @@ import copy
 import functools
 import importlib
 import inspect
+import json
 import re
 import typing
 from collections import Counter
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
-from jsonargparse import ArgumentError, ArgumentParser
+from jsonargparse import ArgumentError, ArgumentParser, get_loader
 
 from lit_probattn.base import allowed_code
 from lit_probattn.base.config_files import (
@@ -272,6 +273,43 @@ def full_key(key: str) -> str:
         if parts[:depth] == place and len(parts) > depth and parts[depth] not in _OF_A_CLASS:
             parts.insert(depth, "init_args")
     return task + colon + ".".join(parts)
+
+
+def parse_settings(texts: Sequence[str], flag: str = "--set") -> dict[str, Any]:
+    """Parse `key=value` texts; values are those that `fit` reads from the same text.
+
+    Keys are completed as on the command line of `fit`: `data.path` is `data.init_args.path`.
+
+    Args:
+        texts: the texts.
+        flag: the flag that sets them, for the message.
+
+    Raises:
+        ConfigError: a text has no key or no equals sign.
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise ConfigError(f"{flag}: expected KEY=VALUE, received {text!r}")
+        found[full_key(key)] = _value_of(value)
+    return found
+
+
+def _value_of(text: str) -> Any:
+    """Return a JSON value, or a boolean, float, list or mapping of YAML; otherwise the text.
+
+    Integers that only YAML has, such as 1:30 and 010, stay texts: options of strings accept them.
+    """
+    try:
+        return json.loads(text)
+    except ValueError:
+        pass
+    try:
+        value = get_loader("yaml")(text)
+    except yaml.YAMLError:
+        return text
+    return value if isinstance(value, bool | float | list | dict) else text
 
 
 def compose(files: Sequence[str | Path], settings: Mapping[str, Any]) -> dict[str, Any]:

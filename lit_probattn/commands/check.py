@@ -34,8 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add_flag(parser)
     options = parser.parse_args(arguments)
+    from lit_probattn.configs import parse_settings
+
     cls = _class(options.cls)
-    given = _arguments(options.init_args)
+    given = parse_settings(options.init_args, "--init_args")
     make = partial(cls, *_sizes(given), **given)
     _try(make, cls)
     return _run(make, options.cls)
@@ -55,22 +57,6 @@ def _class(name: str) -> type[Attention]:
     if not (isinstance(cls, type) and issubclass(cls, Attention)):
         raise ConfigError(f"{name} is not a subclass of lit_probattn.attention.Attention")
     return cls
-
-
-def _arguments(words: Sequence[str]) -> dict[str, Any]:
-    import yaml
-    from jsonargparse import get_loader  # as on the command line of `fit`: 1e-3 is a number
-
-    found: dict[str, Any] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals or not name.isidentifier():
-            raise ConfigError(f"--init_args {word}: expected KEY=VALUE")
-        try:
-            found[name] = get_loader("yaml")(value)
-        except yaml.YAMLError:
-            raise ConfigError(f"--init_args {word}: the value is not valid YAML") from None
-    return found
 
 
 def _sizes(given: dict[str, Any]) -> tuple[int, int]:

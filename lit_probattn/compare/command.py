@@ -25,7 +25,7 @@ from lit_probattn.base.progress import duration
 from lit_probattn.base.provenance import shown_command
 from lit_probattn.cli.app import check_arguments
 from lit_probattn.cli.shards import shard_of
-from lit_probattn.compare.flags import Place, parse_settings, place_of, without_executor
+from lit_probattn.compare.flags import Place, place_of, without_executor
 from lit_probattn.compare.model import (
     counts,
     missing_data,
@@ -48,6 +48,7 @@ from lit_probattn.compare.report import TABLES, Report, unfinished_label
 from lit_probattn.compare.runner import run_all
 from lit_probattn.compare.runs import Run, share_of, with_starts
 from lit_probattn.compare.tables import Table
+from lit_probattn.configs import parse_settings
 from lit_probattn.experiments.launch import submit
 from lit_probattn.experiments.page import refuse_file, refuse_foreign_files
 from lit_probattn.records.tables import markdown_lines

@@ -14,7 +14,6 @@ from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.base.arguments import Parser, add_data, at_least
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.cli.shards import add_shard_flags
-from lit_probattn.configs import full_key
 
 
 @dataclass(frozen=True)
@@ -182,43 +181,3 @@ def flags(settings: Mapping[str, Any]) -> list[str]:
     for key, value in settings.items():
         words += [f"--{key}", str(value) if isinstance(value, str | Path) else json.dumps(value)]
     return words
-
-
-def parse_settings(texts: Sequence[str], flag: str = "--set") -> dict[str, Any]:
-    """Parse `key=value` texts; values are those that `fit` reads from the same text.
-
-    Keys are completed as on the command line of `fit`: `data.path` is `data.init_args.path`.
-
-    Args:
-        texts: the texts.
-        flag: the flag that sets them, for the message.
-
-    Raises:
-        ConfigError: a text has no key or no equals sign.
-    """
-    found: dict[str, Any] = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not key or not equals:
-            raise ConfigError(f"{flag}: expected KEY=VALUE, received {text!r}")
-        found[full_key(key)] = _value_of(value)
-    return found
-
-
-def _value_of(text: str) -> Any:
-    """Return a JSON value, or a boolean, float, list or mapping of YAML; otherwise the text.
-
-    Integers that only YAML has, such as 1:30 and 010, stay texts: options of strings accept them.
-    """
-    import yaml  # only where it is needed: it is slow to import, as is jsonargparse
-    from jsonargparse import get_loader
-
-    try:
-        return json.loads(text)
-    except ValueError:
-        pass
-    try:
-        value = get_loader("yaml")(text)
-    except yaml.YAMLError:
-        return text
-    return value if isinstance(value, bool | float | list | dict) else text

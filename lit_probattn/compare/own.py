@@ -28,7 +28,7 @@ from lit_probattn.base.arguments import Parser
 from lit_probattn.base.config_files import file_named, run_stem, shipped
 from lit_probattn.base.errors import ConfigError, DataError, nearest, reports
 from lit_probattn.compare.command import protocol_of, run
-from lit_probattn.compare.flags import add_flags, parse_settings
+from lit_probattn.compare.flags import add_flags
 from lit_probattn.compare.measured import MeasuredReport
 from lit_probattn.compare.protocol import (
     ATTENTION,
@@ -41,7 +41,13 @@ from lit_probattn.compare.protocol import (
     setting,
 )
 from lit_probattn.compare.tables import Metric, Row, Table, TaskEntry
-from lit_probattn.configs import class_of, compose, parameters_of, takes_any_name
+from lit_probattn.configs import (
+    class_of,
+    compose,
+    parameters_of,
+    parse_settings,
+    takes_any_name,
+)
 from lit_probattn.records.figures import readable
 
 SEEDS = (0, 1, 2)
@@ -136,10 +142,7 @@ def read_row(text: str) -> Row:
     except ValueError as error:
         raise ConfigError(f"--attention {text!r}: expected NAME KEY=VALUE …") from error
     path = _portable(file_named("attention", name))
-    for word in words:
-        if not word.partition("=")[0] or "=" not in word:
-            raise ConfigError(f"--attention {text!r}: expected KEY=VALUE, received {word!r}")
-    given = parse_settings(words)
+    given = parse_settings(words, f"--attention {text!r}")
     settings = {key if "." in key else f"{ATTENTION}.{key}": v for key, v in given.items()}
     of_attention = {key: v for key, v in settings.items() if key.startswith(f"{ATTENTION}.")}
     config = compose([path], of_attention)

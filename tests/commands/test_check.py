@@ -120,7 +120,10 @@ def test_a_module_that_raises_while_it_is_imported_is_one_line(module, capsys, r
             ["my_broken.torch"],
             "my_broken.torch is not a subclass of lit_probattn.attention.Attention",
         ),
-        (["my_broken.Peeking", "--init_args", "x"], "--init_args x: expected KEY=VALUE"),
+        (
+            ["my_broken.Peeking", "--init_args", "x"],
+            "--init_args: expected KEY=VALUE, received 'x'",
+        ),
         (["my_broken.Peeking", "--init_args", "dropouts=0"], "did you mean 'dropout'"),
         (["my_broken.Peeking", "--init_args", "head_dim=8"], "head_dim: set by the checks"),
         (["my_broken.Peeking", "--init_args", "embed_dim=8"], "embed_dim: set by the checks"),

@@ -10,11 +10,11 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from lit_probattn.__main__ import main
-from lit_probattn.compare.flags import flags, parse_settings
+from lit_probattn.compare.flags import flags
 from lit_probattn.compare.model import counts
 from lit_probattn.compare.own import make_table, read_row
 from lit_probattn.compare.protocol import ATTENTION, differing, refuse_unlogged_metrics
-from lit_probattn.configs import compose
+from lit_probattn.configs import compose, parse_settings
 from lit_probattn.records.figures import readable
 from tests.compare.tiny import program, run_here
 from tests.support.helpers import error_of

@@ -7,12 +7,12 @@ import torch
 import yaml
 
 from lit_probattn.compare.command import make_runs
-from lit_probattn.compare.flags import Place, parse_settings
+from lit_probattn.compare.flags import Place
 from lit_probattn.compare.model import counts, step_operations
 from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.runs import Run
 from lit_probattn.compare.tables import FOLDER, kinds, read_table
-from lit_probattn.configs import read_yaml
+from lit_probattn.configs import parse_settings, read_yaml
 from lit_probattn.reproduce import making
 from lit_probattn.reproduce.__main__ import main
 from lit_probattn.reproduce.analyses.models import models_of
