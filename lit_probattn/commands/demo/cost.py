@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 
-from datamodules.expressions import MAX_LEN, NUM_CLASSES
-from lit_probattn.attention import Attention
+from datamodules.expressions import MAX_LEN
+from lit_probattn.attention import Attention, AttentionFactory
+from lit_probattn.base.memory import predicted_bytes
 from lit_probattn.commands.demo.training import BATCH, VARIANTS, Side, make_model
+from lit_probattn.measure.timing import time_sides
 from lit_probattn.models.classifiers import Classifier
 
 LONG = 1024  # tokens; at this length attention maps dominate the cost, not projections
@@ -56,18 +59,13 @@ def quantities(sides: Sequence[Side]) -> list[Quantity]:
     if sides[0].seconds:
         name = f"training step here, {BATCH} expressions, ms"
         found.append(_timed(name, [side.seconds for side in sides]))
-    steps = [_step(attention, LONG) for attention in VARIANTS.values()]
+    steps = {name: _step(attention)[0] for name, attention in VARIANTS.items()}
+    seconds = time_sides(steps, device=torch.device("cpu"), warmup=1, repeats=_ROUNDS)
     name = f"training step, one text of {LONG:,} tokens, ms"
-    found.append(_timed(name, _in_turns(steps)))
+    found.append(_timed(name, list(seconds.values())))
     name = f"peak memory of that step, {LONG:,} tokens, MiB"
-    found.append(
-        _exact(
-            name,
-            [_peak(attention) / 2**20 for attention in VARIANTS.values()],
-            "predicted to the byte",
-            1,
-        )
-    )
+    peaks = [_peak(attention) / 2**20 for attention in VARIANTS.values()]
+    found.append(_exact(name, peaks, "predicted to the byte", 1))
     return found
 
 
@@ -90,39 +88,18 @@ def _parameters(model: Classifier) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _step(attention: Callable[..., Attention], length: int) -> Callable[[], None]:
-    """Return a function that runs forward and backward on one text."""
-    model = make_model(attention, length)
-    tokens = torch.randint(1, 16, (1, length), generator=torch.Generator().manual_seed(0))
-    value = torch.zeros(1, dtype=torch.int64) + NUM_CLASSES // 2
+def _step(attention: AttentionFactory) -> tuple[Callable[[], None], list[nn.Module]]:
+    """Return a function that runs forward and backward on one long text, and its model."""
+    model = make_model(attention, LONG)
+    tokens, value = torch.randint(1, 16, (1, LONG)), torch.zeros(1, dtype=torch.int64)
 
     def step() -> None:
         F.cross_entropy(model(tokens), value).backward()
         model.zero_grad(set_to_none=True)
 
-    return step
+    return step, [model]
 
 
-def _in_turns(steps: Sequence[Callable[[], None]]) -> list[list[float]]:
-    """Return the seconds of several rounds of all steps, after one warm-up round."""
-    seconds: list[list[float]] = [[] for _ in steps]
-    for number in range(_ROUNDS + 1):
-        for step, times in zip(steps, seconds, strict=True):
-            begin = time.perf_counter()
-            step()
-            if number:
-                times.append(time.perf_counter() - begin)
-    return seconds
-
-
-def _peak(attention: Callable[..., Attention]) -> int:
+def _peak(attention: AttentionFactory) -> int:
     """Predict the peak memory of a step above resident memory, in bytes."""
-    from lit_probattn.base.memory import predicted_bytes
-
-    def build() -> tuple[Callable[[], object], list[torch.nn.Module]]:
-        model = make_model(attention, LONG)
-        tokens = torch.randint(1, 16, (1, LONG))
-        value = torch.zeros(1, dtype=torch.int64)
-        return (lambda: F.cross_entropy(model(tokens), value).backward()), [model]
-
-    return predicted_bytes(build)[0]
+    return predicted_bytes(partial(_step, attention))[0]
