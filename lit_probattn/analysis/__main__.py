@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from lit_probattn.analysis.registry import STUDIES, load_study
 from lit_probattn.base.arguments import Parser
 from lit_probattn.base.errors import nearest
-from lit_probattn.base.progress import prepare_streams
+from lit_probattn.base.progress import aligned, prepare_streams
 
 PROGRAM = "lit-probattn analyse"
 
@@ -36,8 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def overview() -> str:
     """Return the help text of the command."""
-    width = max(map(len, STUDIES))
-    lines = [f"  {name:{width}}  {summary}" for name, (_, summary) in STUDIES.items()]
+    lines = aligned([(f"  {name}", summary) for name, (_, summary) in STUDIES.items()])
     return "\n".join([f"usage: {PROGRAM} STUDY [flags]", "", str(__doc__).strip(), "", *lines])
 
 

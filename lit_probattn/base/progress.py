@@ -1,4 +1,4 @@
-"""Terminal output: progress, durations, replacement of unprintable characters."""
+"""Terminal output: tables, progress, durations, replacement of unprintable characters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 
 _ON_A_TERMINAL = 0.2  # seconds between updates of the line
@@ -16,6 +16,18 @@ def leave_closed_output() -> int:
     """Return the status after a BrokenPipeError; output of the flush at exit is discarded."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 141  # 128 + SIGPIPE, as shells report it
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str]:
+    """Return rows as lines with aligned columns, those of the numbers `right` to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if number in right else cell.ljust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def duration(seconds: float) -> str:

@@ -31,6 +31,7 @@ from lit_probattn.base.config_files import (
     named_files,
 )
 from lit_probattn.base.errors import ConfigError, nearest, reports
+from lit_probattn.base.progress import aligned
 
 WIDTH = 100  # characters per line of text
 
@@ -138,11 +139,8 @@ def lines_of(kind: str) -> list[str]:
 
 
 def _aligned(items: list[tuple[str, str]]) -> list[str]:
-    width = max((len(name) for name, _ in items), default=0)
-    return [
-        f"{name:{width}}  {textwrap.shorten(text, WIDTH, placeholder=' …')}".rstrip()
-        for name, text in items
-    ]
+    shorten = functools.partial(textwrap.shorten, width=WIDTH, placeholder=" …")
+    return aligned([(name, shorten(text)) for name, text in items])
 
 
 @reports(ConfigError)

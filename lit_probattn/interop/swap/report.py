@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from lit_probattn.base.progress import aligned
 
 
 @dataclass(frozen=True)
@@ -83,19 +84,10 @@ class Report:
 
     def __str__(self) -> str:
         """Return the table and the summary."""
-        rows = [list(_HEADS), *(layer.cells() for layer in self.layers)]
-        return "\n".join([*_columns(rows), *self.summary])
+        rows = [_HEADS, *(layer.cells() for layer in self.layers)]
+        return "\n".join([*aligned(rows), *self.summary])
 
 
 def _arrow(pair: tuple[int, int]) -> str:
     before, after = pair
     return str(after) if before == after else f"{before} -> {after}"
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines with aligned columns."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
