@@ -15,15 +15,17 @@ import argparse
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.base.arguments import Parser, at_least
 from lit_probattn.base.errors import ConfigError, nearest, reports
+from lit_probattn.base.progress import aligned
 from lit_probattn.commands.ask.layers import (
     Answer,
     Question,
-    answers,
+    answer,
     check_known,
     names,
     write_sweep,
@@ -121,8 +123,7 @@ def _lines(options: argparse.Namespace) -> list[str]:
         if name not in chosen:
             raise ConfigError(f"--use: unknown attention {name!r}{nearest(name, chosen)}")
     rows = rows_of(Path(options.measured), question) if options.measured else []
-    found = answers(chosen, question)
-    found = with_times(found, rows, question)
+    found = with_times([answer(name, question) for name in chosen], rows, question)
     if options.sort == "time" and all(each.training_s is None for each in found):
         subject = (
             f"{options.measured} has no times for" if options.measured else "there are no times for"
@@ -135,7 +136,7 @@ def _lines(options: argparse.Namespace) -> list[str]:
     if options.write_sweep:
         write_sweep(Path(options.write_sweep), question, found)
     if options.json:
-        content = {**vars(question), "attention": [each.to_dict() for each in found]}
+        content = {**vars(question), "attention": [asdict(each) for each in found]}
         return [json.dumps(content, indent=1)]
     return [*_head(question, options.sort), "", *table(found), "", *_foot(found, options)]
 
@@ -177,15 +178,7 @@ def table(found: Sequence[Answer]) -> list[str]:
         row += [_time(each.training_s), _time(each.inference_s)] if timed else []
         row += [", ".join(dict.fromkeys(each.backends or ())), each.good_for]
         rows.append(row)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    left = (1, len(titles), len(titles) + 1)
-    lines = [
-        "  ".join(
-            cell.ljust(width) if number in left else cell.rjust(width)
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    lines = aligned(rows, right={0, *range(2, len(titles))})
     lines += [f"not available: {e.name}: {e.problem}" for e in found if e.problem is not None]
     return lines
 
@@ -218,27 +211,25 @@ def _model_lines(options: argparse.Namespace) -> list[str]:
     found, note = changes(options.model, options.swap, options.heads, seq_len)
     if options.json:
         content = {"model": options.model, "swap": options.swap, "heads": options.heads}
-        return [json.dumps({**content, "layers": [each.to_dict() for each in found]}, indent=1)]
+        names = ("name", "kind", "action", "heads", "parameters", "cache_bytes")
+        layers = [
+            {**{name: getattr(layer, name) for name in names}, "macs": macs}
+            for layer, macs in found
+        ]
+        return [json.dumps({**content, "layers": layers}, indent=1)]
     rows = [["layer", "class", "action", "heads", "parameters", "multiply-adds", "cache/token"]]
-    for each in found:
-        cells = [_arrow(each.heads), _arrow(each.parameters)]
-        macs = f"{_count(each.macs[0])} -> {_count(each.macs[1])}"
-        swapped = each.action == "swapped"
-        row = [*cells, macs, _arrow(each.cache_bytes)] if swapped else ["", "", "", ""]
-        rows.append([each.name, each.kind, each.action, *row])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    for layer, (before, after) in found:
+        cells = [_arrow(layer.heads), _arrow(layer.parameters)]
+        cells += [f"{_count(before)} -> {_count(after)}", _arrow(layer.cache_bytes)]
+        rows.append([layer.name, layer.kind, layer.action, *(cells if layer.swapped else [""] * 4)])
     sums = [
         [sum(pair[i] for pair in pairs) for i in (0, 1)]
-        for pairs in ([each.parameters for each in found], [each.macs for each in found])
+        for pairs in ([layer.parameters for layer, _ in found], [macs for _, macs in found])
     ]
     return [
         f"{options.model} ({note}), swapped to {options.swap} with heads={options.heads:g}:",
         "",
-        *lines,
+        *aligned(rows),
         "",
         f"All attention layers: parameters {sums[0][0]:,} -> {sums[0][1]:,}, multiply-adds "
         f"{_count(sums[1][0])} -> {_count(sums[1][1])}.",

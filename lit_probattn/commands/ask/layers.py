@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -115,27 +115,17 @@ class Answer:
     name: str
     class_path: str
     options: dict[str, Any]
-    good_for: str
-    num_heads: int | None
-    parameters: int | None
-    macs: int | None
-    training_bytes: int | None
-    inference_bytes: int | None
-    backends: tuple[str, str] | None
-    training_s: float | None
-    inference_s: float | None
-    problem: str | None
-    uses: dict[str, list[str]]
-
-    @classmethod
-    def of(cls, name: str, class_path: str, options: dict[str, Any], **known: Any) -> Answer:
-        """Return an answer with the known values."""
-        unknown: dict[str, Any] = dict.fromkeys(each.name for each in fields(cls)[3:])
-        return cls(name, class_path, options, **(unknown | {"good_for": "", "uses": {}} | known))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return JSON-compatible values."""
-        return asdict(self)
+    good_for: str = ""
+    num_heads: int | None = None
+    parameters: int | None = None
+    macs: int | None = None
+    training_bytes: int | None = None
+    inference_bytes: int | None = None
+    backends: tuple[str, str] | None = None
+    training_s: float | None = None
+    inference_s: float | None = None
+    problem: str | None = None
+    uses: dict[str, list[str]] = field(default_factory=dict)
 
 
 def names() -> list[str]:
@@ -194,7 +184,7 @@ def answer(name: str, question: Question) -> Answer:
     entry = attention_entry(file_named("attention", name))
     base = attention_entry(file_named("attention", BASELINE))["init_args"]["num_heads"]
     path, options = entry["class_path"], dict(entry["init_args"])
-    known = Answer.of(name, path, options, good_for=good_for(name))
+    known = Answer(name, path, options, good_for(name))
     try:
         options |= {**heads(options, question, base), "dropout": question.dropout}
         if (options.get("num_kv_heads") or 0) > options["num_heads"]:
@@ -203,11 +193,6 @@ def answer(name: str, question: Question) -> Answer:
     except (ConfigError, TypeError, ValueError, NotImplementedError) as error:
         text = " ".join(str(error).split())
         return replace(known, problem=text)
-
-
-def answers(chosen: Sequence[str], question: Question) -> list[Answer]:
-    """Return the costs of the variants, in this order."""
-    return [answer(name, question) for name in chosen]
 
 
 def _costs(known: Answer, question: Question) -> Answer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lit_probattn.attention.core import Core
 from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.interop.swap.door import swap
-from lit_probattn.interop.swap.report import Report
+from lit_probattn.interop.swap.report import LayerReport
 from lit_probattn.measure.counters import torch_flops_by_module
 
 LIBRARIES = ("timm", "hf")
@@ -59,35 +59,12 @@ class Named:
     note: str
 
 
-@dataclass(frozen=True)
-class LayerChange:
-    """Effect on one attention layer; pairs are (before, after).
-
-    Args:
-        name: name in the model.
-        kind: the library's class.
-        action: `swapped`, or the reason why not.
-        heads: number of query heads.
-        parameters: number of parameters of the layer.
-        macs: multiply-adds of the layer in one call, with projections.
-        cache_bytes: size of the keys and values of one token.
-    """
-
-    name: str
-    kind: str
-    action: str
-    heads: tuple[int, int]
-    parameters: tuple[int, int]
-    macs: tuple[int, int]
-    cache_bytes: tuple[int, int]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return JSON-compatible values."""
-        return asdict(self)
-
-
-def changes(name: str, variant: str, heads: float, seq_len: int) -> tuple[list[LayerChange], str]:
+def changes(
+    name: str, variant: str, heads: float, seq_len: int
+) -> tuple[list[tuple[LayerReport, tuple[int, int]]], str]:
     """Return the effect of a swap on each attention layer, and a remark about the model.
+
+    Multiply-adds of a layer are those of one call, with projections, before and after.
 
     Args:
         name: `timm:NAME` or `hf:TYPE`.
@@ -111,22 +88,8 @@ def changes(name: str, variant: str, heads: float, seq_len: int) -> tuple[list[L
     except ValueError as error:
         raise ConfigError(f"--model {name}: {' '.join(str(error).split())}") from error
     after = _macs(model, named.inputs)
-    return _joined(report, before, after), named.note
-
-
-def _joined(report: Report, before: dict[str, int], after: dict[str, int]) -> list[LayerChange]:
-    return [
-        LayerChange(
-            layer.name,
-            layer.kind,
-            layer.action,
-            layer.heads,
-            layer.parameters,
-            (before.get(layer.name, 0), after.get(layer.name, 0)),
-            layer.cache_bytes,
-        )
-        for layer in report.layers
-    ]
+    counted = [(before.get(one.name, 0), after.get(one.name, 0)) for one in report.layers]
+    return list(zip(report.layers, counted, strict=True)), named.note
 
 
 def _macs(model: nn.Module, inputs: Any) -> dict[str, int]:

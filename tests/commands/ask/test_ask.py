@@ -227,12 +227,10 @@ def test_a_file_is_the_layer_that_other_commands_build(text, tmp_path):
 
 def test_the_order_is_that_of_the_numbers():
     made = [
-        Answer.of(
-            name, "", {}, num_heads=1, parameters=p, macs=m, training_bytes=t, inference_bytes=1
-        )
+        Answer(name, "", {}, num_heads=1, parameters=p, macs=m, training_bytes=t, inference_bytes=1)
         for name, p, m, t in (("a", 3, 1, 2), ("b", 1, 2, 3), ("c", 2, 3, 1))
     ]
-    made.append(Answer.of("lost", "", {}, problem="why"))
+    made.append(Answer("lost", "", {}, problem="why"))
     for by, expected in (("memory", "cab"), ("operations", "abc"), ("parameters", "bca")):
         assert [each.name for each in ranked(made, by)] == [*expected, "lost"]
     lines = table(ranked(made, "memory"))
@@ -345,7 +343,7 @@ def test_times_without_the_sweep_that_measured_them_are_refused(few, content, tm
 def test_times_are_those_of_the_gpu_that_is_named(name, model, tmp_path):
     row, *_ = measure_point(make_plan(config_of_times(), tmp_path)[0])
     row = row.model_copy(update={"device": "cuda", "device_name": name})
-    mine = Answer.of("", row.attention_class, json.loads(row.attention_args), num_heads=2)
+    mine = Answer("", row.attention_class, json.loads(row.attention_args), num_heads=2)
     questions = [Question(16, 8, 4, batch_size=1, device=device) for device in GPUS]
     timed = [with_times([mine], [row], question)[0].training_s for question in questions]
     assert [gpu for gpu, seconds in zip(GPUS, timed, strict=True) if seconds] == [model]
@@ -460,7 +458,7 @@ def test_types_of_transformers_by_name(name, monkeypatch):
     monkeypatch.setitem(models._REDUCED, "d_model", 64)
     found, told = changes(f"hf:{name}", "softmax", 1.0, 16)
     assert len(found) == {"t5": 6, "bart": 6, "clip": 24}.get(name, 2)
-    assert {each.action for each in found} == {"swapped"}
-    assert all(before == after > 0 for before, after in (each.parameters for each in found))
-    assert all(before == after > 0 for before, after in (each.macs for each in found))
+    assert all(layer.swapped for layer, _ in found)
+    assert all(before == after > 0 for layer, _ in found for before, after in [layer.parameters])
+    assert all(before == after > 0 for _, (before, after) in found)
     assert "two of its" in told or name == "clip"
