@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -55,49 +56,58 @@ def finished(table: Table, place: Place) -> list[Run]:
     return [run for run in runs if run.task.name in begun and run.result() is not None]
 
 
-def _state(part: Part, place: Place) -> str:
-    name, kind, folder = part.name, part["kind"], part.folder
+def trained_table(part: Part, place: Place, shortened: bool = False) -> Table:
+    """Return the runs of a table or figure of trained models, other than the UEA archives.
+
+    Raises:
+        ConfigError: a part of its file is missing or unknown, or its kind is another.
+        DataError: sizes depend on data that are missing.
+    """
+    name, kind = part.name, part["kind"]
     if kind == "fits":
-        table = read_table(name, folder)
-        parts = missing_parts(table)
-        return _done(table, place) + (f"; missing parts: {', '.join(parts)}" if parts else "")
-    if kind == "figure":
-        return _done(entry_of(part).table(part, place, False), place)
+        return read_table(name, part.folder)
     if kind == "grid":
-        try:
-            return _done(Grid.read(folder / f"{name}.yaml").table(name, place), place)
-        except DataError as error:  # of a vocabulary that the sizes depend on
-            return str(error)
+        return Grid.read(part.folder / f"{name}.yaml").table(name, place)
+    if kind == "analysis":
+        return models_of(part)
+    if kind == "figure":
+        return entry_of(part).table(part, place, shortened)
+    raise ConfigError(f"{name}: unknown kind: {kind!r}{nearest(kind, get_args(Kind))}")
+
+
+def _state(part: Part, place: Place) -> str:
+    kind = part["kind"]
     if kind == "drawing":
         return DRAWING
+    if kind == "uea":
+        return "run by python -m lit_probattn.reproduce.uea"
     if kind == "sweep_figure":
         done = sum(_has_rows(sweep, place) for sweep in part["sweeps"])
         return f"{done} of {len(part['sweeps'])} sweeps have results"
     if kind == "sweep_table":
         sweep = part["sweep_on_gpu" if place.accelerator in ("gpu", "cuda") else "sweep"]
         return f"{int(_has_rows(sweep, place))} of 1 sweeps have results"
-    if kind == "uea":
-        return "run by python -m lit_probattn.reproduce.uea"
+    try:
+        table = trained_table(part, place)
+    except DataError as error:
+        return str(error)
+    done, parts = finished(table, place), missing_parts(table)
     if kind == "analysis":
-        return _studied(part, place)
-    raise ConfigError(f"{name}: unknown kind: {kind!r}{nearest(kind, get_args(Kind))}")
-
-
-def _done(table: Table, place: Place) -> str:
-    done = len(finished(table, place))
-    return f"{done} of {table.num_runs} runs finished (full protocol)"
+        studied = _num_studied(part, done)
+        told = f"{len(done)} of {table.num_runs} runs finished, {studied} studied ({part['study']})"
+    else:
+        told = f"{len(done)} of {table.num_runs} runs finished (full protocol)"
+    return told + (f"; missing parts: {', '.join(parts)}" if parts else "")
 
 
 def _has_rows(sweep: str, place: Place) -> bool:
     return any((place.runs / "profiling" / Path(sweep).stem).glob("rows*.jsonl"))
 
 
-def _studied(part: Part, place: Place) -> str:
-    table, studied = models_of(part), 0
-    done = finished(table, place)
-    if done:
-        from lit_probattn.reproduce.analyses.table import Analysis
+def _num_studied(part: Part, done: Sequence[Run]) -> int:
+    if not done:
+        return 0
+    from lit_probattn.reproduce.analyses.table import Analysis
 
-        study = Analysis(part).study
-        studied = sum(study.is_done(run) for run in done)
-    return f"{len(done)} of {table.num_runs} runs finished, {studied} studied ({part['study']})"
+    study = Analysis(part).study
+    return sum(study.is_done(run) for run in done)

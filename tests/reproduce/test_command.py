@@ -11,13 +11,11 @@ from lit_probattn.compare.flags import Place
 from lit_probattn.compare.model import counts, step_operations
 from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.runs import Run
-from lit_probattn.compare.tables import FOLDER, kinds, read_table
+from lit_probattn.compare.tables import FOLDER, kinds
 from lit_probattn.configs import parse_settings, read_yaml
 from lit_probattn.reproduce import making
 from lit_probattn.reproduce.__main__ import main
-from lit_probattn.reproduce.analyses.models import models_of
-from lit_probattn.reproduce.commands import finished
-from lit_probattn.reproduce.figures.registry import entry_of
+from lit_probattn.reproduce.commands import finished, trained_table
 from lit_probattn.reproduce.head_size.grid import Grid
 from tests.compare.tiny import finished as finished_run
 from tests.compare.tiny import tiny_runs, write_tables
@@ -223,14 +221,9 @@ def test_a_table_counts_the_runs_that_its_runs_are():
     """`--list` counts without composing; the runs themselves are the reference."""
     place, counted = Place(), {}
     for name, part in kinds().items():
-        if part["kind"] == "fits":
-            table = read_table(name)
-        elif part["kind"] == "figure":
-            table = entry_of(part).table(part, place, False)
-        elif part["kind"] == "analysis":
-            table = models_of(part)
-        else:
+        if part["kind"] not in ("fits", "figure", "analysis"):
             continue
+        table = trained_table(part, place)
         runs = make_runs(table, [], table.seeds, Options(), place)
         counted[name] = table.num_runs, len(runs)
     assert len(counted) > 40
