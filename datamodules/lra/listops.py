@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -154,28 +155,27 @@ class ListOps(Generated, ArenaTokens):
         found: dict[bytes, tuple[npt.NDArray[np.uint8], int]] = {}  # by hash, without duplicates
         barren = 0
         useful = num_useful(self._num_processes, 1 + total // _SAMPLES_PER_PROCESS)
-        chunks = generate_chunks(self.generator, useful)
-        try:
-            with progress("ListOps: generating", total, "expressions") as advance:
-                for chunk in chunks:
-                    before = len(found)
-                    for tokens, target in chunk.expressions():
-                        if len(found) < total:
-                            found.setdefault(fingerprint(tokens.tobytes()), (tokens, target))
-                    advance(len(found) - before)
-                    barren = 0 if len(found) > before else barren + 1
-                    if len(found) == total:
-                        break
-                    if barren == _BARREN_CHUNKS:
-                        settings = self.generator
-                        raise DataError(
-                            f"ListOps: found {len(found)} different expressions, expected "
-                            f"{total}; min_length={settings.min_length}, "
-                            f"max_length={settings.max_length}, max_depth={settings.max_depth} and "
-                            f"max_args={settings.max_args} do not allow more"
-                        )
-        finally:
-            chunks.close()
+        with (
+            closing(generate_chunks(self.generator, useful)) as chunks,
+            progress("ListOps: generating", total, "expressions") as advance,
+        ):
+            for chunk in chunks:
+                before = len(found)
+                for tokens, target in chunk.expressions():
+                    if len(found) < total:
+                        found.setdefault(fingerprint(tokens.tobytes()), (tokens, target))
+                advance(len(found) - before)
+                barren = 0 if len(found) > before else barren + 1
+                if len(found) == total:
+                    break
+                if barren == _BARREN_CHUNKS:
+                    settings = self.generator
+                    raise DataError(
+                        f"ListOps: found {len(found)} different expressions, expected "
+                        f"{total}; min_length={settings.min_length}, "
+                        f"max_length={settings.max_length}, max_depth={settings.max_depth} and "
+                        f"max_args={settings.max_args} do not allow more"
+                    )
         expressions = iter(found.values())
         for name, count in self.num_samples.items():
             pieces, targets = zip(*itertools.islice(expressions, count), strict=True)

@@ -5,15 +5,14 @@ Several processes write the images, which depend only on the settings.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import json
 import math
-import subprocess
-import threading
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +29,15 @@ from datamodules.lra.pathfinder_contours import (
     GeneratorSettings,
     marker,
 )
-from lit_probattn.base.errors import DataError
+from lit_probattn.base.errors import ChildError, DataError, prefixed
 from lit_probattn.base.files import replace_text
-from lit_probattn.base.processes import job_of_worker, workers
+from lit_probattn.base.processes import map_in_processes
 
 _CONTOUR_RETRIALS = 4  # per distractor
 _LEAST_ROOM = 0.01  # fraction of the image that must be free for another distractor
 _MOST_ATTEMPTS = 100_000  # to draw the two targets of one image
 IMAGES_PER_FILE = 1000
+_BLOCK = 10  # images per job of a process
 _SETTINGS_FILE = "generator.json"
 
 
@@ -131,7 +131,7 @@ def write_images(
     images written or found.
 
     Raises:
-        DataError: The folder contains other files or is not writable, or a worker failed.
+        DataError: The folder contains other files or is not writable, or a process died.
     """
     try:
         _claim(folder, settings, num_images)
@@ -139,12 +139,31 @@ def write_images(
         raise DataError(
             f"the folder {folder} is not writable ({error.strerror or error}); set generated_dir"
         ) from error
-    if num_processes == 1:
-        _write_files(folder, settings, num_images, 0, 1, advance)
-        return
-    job = str(folder), dataclasses.asdict(settings), num_images
-    with workers(__name__, num_processes, *job) as started:
-        _follow(started, advance)
+    (folder / "metadata").mkdir(exist_ok=True)
+    files: dict[Path, range] = {}
+    for first in range(0, num_images, IMAGES_PER_FILE):
+        metadata = folder / "metadata" / f"{first // IMAGES_PER_FILE}.npy"
+        indices = range(first, min(first + IMAGES_PER_FILE, num_images))
+        if metadata.is_file():
+            advance(len(indices))
+        else:
+            files[metadata] = indices
+    blocks = (
+        range(index, min(index + _BLOCK, indices.stop))
+        for indices in files.values()
+        for index in indices[::_BLOCK]
+    )
+    write = partial(_write_block, folder, settings)
+    with (
+        prefixed("Pathfinder: generation", ChildError, to=DataError),
+        closing(map_in_processes(write, blocks, num_processes)) as written,
+    ):
+        for metadata, indices in files.items():
+            lines: list[str] = []
+            while len(lines) < len(indices):
+                lines += (block := next(written))
+                advance(len(block))
+            replace_text(metadata, "".join(lines), durable=True)
 
 
 def _claim(folder: Path, settings: GeneratorSettings, num_images: int) -> None:
@@ -165,67 +184,16 @@ def _claim(folder: Path, settings: GeneratorSettings, num_images: int) -> None:
         replace_text(note, text, durable=True)
 
 
-def _write_files(
-    folder: Path,
-    settings: GeneratorSettings,
-    num_images: int,
-    rank: int,
-    num_processes: int,
-    advance: Callable[[int], None],
-) -> None:
-    """Write every W-th metadata file with its images."""
-    (folder / "metadata").mkdir(exist_ok=True)
-    num_files = -(-num_images // IMAGES_PER_FILE)
-    for number in range(rank, num_files, num_processes):
-        metadata = folder / "metadata" / f"{number}.npy"
-        first = number * IMAGES_PER_FILE
-        indices = range(first, min(first + IMAGES_PER_FILE, num_images))
-        if metadata.is_file():
-            advance(len(indices))
-            continue
-        place = folder / "imgs" / str(number)
-        place.mkdir(parents=True, exist_ok=True)
-        lines = []
-        for row, index in enumerate(indices):
-            drawn = draw_image(settings, index)
-            PilImage.fromarray(drawn.pixels).save(place / f"sample_{row}.png")
-            words: list[Any] = [f"imgs/{number}", f"sample_{row}.png", row, drawn.label]
-            words += [settings.continuity, settings.contour_length, settings.distractor_length]
-            words += [settings.paddle_length, settings.paddle_thickness, drawn.margin, 1]
-            lines.append(" ".join(map(str, words)) + "\n")
-            advance(1)
-        replace_text(metadata, "".join(lines), durable=True)
-
-
-def _follow(started: list[subprocess.Popen[bytes]], advance: Callable[[int], None]) -> None:
-    """Wait for the workers, forwarding their progress."""
-    lock = threading.Lock()
-
-    def listen(worker: subprocess.Popen[bytes]) -> None:
-        assert worker.stdout is not None
-        for line in worker.stdout:
-            with lock:
-                advance(int(line))
-
-    threads = [threading.Thread(target=listen, args=(w,), daemon=True) for w in started]
-    for thread in threads:
-        thread.start()
-    for worker, thread in zip(started, threads, strict=True):
-        thread.join()
-        if worker.wait():
-            raise DataError(
-                f"Pathfinder: a generator process failed (exit status {worker.returncode})"
-            )
-
-
-def run_worker() -> None:
-    """Run a worker: write the files of one rank and report progress on standard output."""
-    rank, num_processes, folder, settings, num_images = job_of_worker()
-    settings["paddle_margins"] = tuple(settings["paddle_margins"])
-
-    def report(count: int) -> None:
-        print(count, flush=True)
-
-    generator = GeneratorSettings(**settings)
-    with contextlib.suppress(BrokenPipeError):
-        _write_files(Path(folder), generator, num_images, rank, num_processes, report)
+def _write_block(folder: Path, settings: GeneratorSettings, indices: range) -> list[str]:
+    """Write images to the folder of their metadata file; return their lines in it."""
+    number, lines = indices[0] // IMAGES_PER_FILE, []
+    place = folder / "imgs" / str(number)
+    place.mkdir(parents=True, exist_ok=True)
+    for index in indices:
+        drawn, row = draw_image(settings, index), index % IMAGES_PER_FILE
+        PilImage.fromarray(drawn.pixels).save(place / f"sample_{row}.png")
+        words: list[Any] = [f"imgs/{number}", f"sample_{row}.png", row, drawn.label]
+        words += [settings.continuity, settings.contour_length, settings.distractor_length]
+        words += [settings.paddle_length, settings.paddle_thickness, drawn.margin, 1]
+        lines.append(" ".join(map(str, words)) + "\n")
+    return lines

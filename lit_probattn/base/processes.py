@@ -14,15 +14,19 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any, NoReturn, TypeVar
 
 from lit_probattn.base.errors import ChildError, ConfigError
 
 RAISED = 70  # exit status of a forked process whose work raised
 _DEATH_SIGNAL, _SIGKILL = 1, 9  # PR_SET_PDEATHSIG of prctl
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def end_with_parent() -> None:
@@ -108,40 +112,50 @@ def num_useful(given: int | None, most: int) -> int:
     """Return the number of processes to start: `given`, or one per CPU up to `most`."""
     if given is not None:
         return given
+    if not hasattr(os, "fork"):
+        return 1
     available = getattr(os, "sched_getaffinity", None)
     return min(len(available(0)) if available else os.cpu_count() or 1, most)
 
 
-@contextmanager
-def workers(module: str, count: int, *job: Any) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Run `run_worker` of a module in `count` processes that write to pipes; kill them at the end.
+def map_in_processes(
+    function: Callable[[Item], Result], items: Iterable[Item], count: int
+) -> Generator[Result, None, None]:
+    """Yield the result of each item in order, computed by forked processes that end with this one.
+
+    Items may be infinite: few are computed ahead. Closing the generator ends the processes. With
+    one process everything runs in this one.
 
     Args:
-        job: values that `job_of_worker` returns there after rank and count; plain JSON.
+        function: function of a module.
+        items: its arguments, which can be pickled like its results.
+        count: number of processes.
+
+    Raises:
+        ChildError: a process died.
+        ConfigError: `count` is above 1, and this system does not support fork.
     """
-    command = [sys.executable, "-c", f"from {module} import run_worker; run_worker()"]
-    started = [
-        start(
-            [*command, json.dumps([rank, count, *job])],
-            stdout=subprocess.PIPE,
-            env=with_our_code(),
-        )
-        for rank in range(count)
-    ]
+    if count == 1:
+        yield from map(function, items)
+        return
+    pool = ProcessPoolExecutor(count, fork_context(), _enter_pool)
+    ahead: deque[Future[Result]] = deque()
     try:
-        yield started
+        for item in items:
+            ahead.append(pool.submit(function, item))
+            if len(ahead) > 2 * count:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+    except BrokenProcessPool:
+        raise ChildError("a process died, for example because memory ran out") from None
     finally:
-        for worker in started:
-            worker.kill()
-        for worker in started:
-            worker.communicate()
+        pool.shutdown(cancel_futures=True)
 
 
-def job_of_worker() -> list[Any]:
-    """Return rank, count and job in a process started by `workers`."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller decides when to stop
-    job: list[Any] = json.loads(sys.argv[1])
-    return job
+def _enter_pool() -> None:
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
 
 
 class Worker:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -90,30 +91,28 @@ def files_of(folder: Path) -> dict[Path, bytes]:
     return {path.relative_to(folder): path.read_bytes() for path in paths}
 
 
-@pytest.mark.usefixtures("without_drawing")
 def test_the_number_of_processes_changes_nothing(tmp_path: Path, monkeypatch) -> None:
-    """Workers are programs of their own, with files of 1000 pictures: here one after the other."""
     monkeypatch.setattr(pathfinder_generator, "IMAGES_PER_FILE", 12)
     told: list[int] = []
-    pathfinder_generator.write_images(tmp_path / "1", EASY, 30, 1, told.append)
-    assert sum(told) == 30
+    for processes in (1, 3):
+        folder = tmp_path / str(processes)
+        pathfinder_generator.write_images(folder, EASY, 30, processes, told.append)
+    assert sum(told) == 60
+    assert files_of(tmp_path / "1") == files_of(tmp_path / "3")
     assert len(files_of(tmp_path / "1")) == 33
-    for processes in (2, 3):
-        folder = tmp_path / str(processes)
-        folder.mkdir()
-        for rank in reversed(range(processes)):
-            pathfinder_generator._write_files(folder, EASY, 30, rank, processes, told.append)
-        assert files_of(folder) == files_of(tmp_path / "1")
 
 
-def test_real_processes_report_and_write_the_same(tmp_path: Path) -> None:
-    told: list[int] = []
-    for processes in (1, 2):
-        folder = tmp_path / str(processes)
-        pathfinder_generator.write_images(folder, EASY, 7, processes, told.append)
-    assert sum(told) == 14
-    assert files_of(tmp_path / "1") == files_of(tmp_path / "2")
-    assert len(files_of(tmp_path / "1")) == 8
+def test_a_process_that_dies_is_one_error(tmp_path: Path, monkeypatch) -> None:
+    parent = os.getpid()
+
+    def die(*_) -> None:
+        assert os.getpid() != parent
+        os._exit(9)
+
+    monkeypatch.setattr(pathfinder_generator, "draw_image", die)
+    with pytest.raises(DataError, match=r"^Pathfinder: generation: a process died"):
+        pathfinder_generator.write_images(tmp_path, EASY, 30, 2, lambda _: None)
+    assert not any((tmp_path / "metadata").iterdir())
 
 
 def test_generated_data_is_a_release(tmp_path: Path) -> None:
