@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
+import numpy.typing as npt
 
-from datamodules.core.base import DataModule
+from datamodules.core.base import DataModule, Published, Split
+from datamodules.core.order import choose_per_class
 from lit_probattn.base.arguments import OnlyWith, changed_arguments
 from lit_probattn.base.errors import DataError
 from lit_probattn.base.files import fingerprint
@@ -54,6 +56,49 @@ class HeldOut(DataModule):
         if not self.may_hold_out_none:
             check_shares(val_fraction=val_fraction)
         self.val_fraction, self.split_seed = val_fraction, split_seed
+
+    def held_out(self, targets: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
+        """Choose the held-out fraction of each class by the seed; True for validation.
+
+        A class with at least two samples has at least one in each part.
+
+        Raises:
+            DataError: No class has two samples.
+        """
+
+        def count(_: int, num_rows: int) -> int:
+            return min(max(round(self.val_fraction * num_rows), 1), num_rows - 1)
+
+        chosen = choose_per_class(targets, self.split_seed, count)
+        if not chosen.any():
+            raise DataError(
+                f"{self.data_dir}: no class has two training samples, so none can be held out for "
+                f"validation; add samples, or validate on the test split"
+            )
+        return chosen
+
+
+class TrainAndTest(HeldOut):
+    """Data with a training and a test part, of which validation is held out or the test part."""
+
+    def publish(self, train: Published, test: Published) -> None:
+        """Set the published sizes of the splits, given those of both parts."""
+        self.published = {"train+val": train, "test": test}
+        if self.select_on_test:
+            self.published = {"train": train, "val": test, "test": test}
+
+    def open_parts(self, open_part: Callable[..., Split]) -> dict[str, Split]:
+        """Return the splits.
+
+        Args:
+            open_part: Opens the part `train` or `test`; `rows` are the indices of a subset.
+        """
+        train, test = open_part("train"), open_part("test")
+        if self.select_on_test:
+            return {"train": train, "val": test, "test": test}
+        held_out = self.held_out(train.targets)
+        train, val = (open_part("train", rows=np.flatnonzero(x)) for x in (~held_out, held_out))
+        return {"train": train, "val": val, "test": test}
 
 
 class Divided(HeldOut):

@@ -56,17 +56,14 @@ def permutation(count: int, seed: int, epoch: int = 0) -> npt.NDArray[np.int64]:
 
 
 def choose_per_class(
-    targets: npt.NDArray[np.integer],
-    num_classes: int,
-    seed: int,
-    count: Callable[[int, int], int],
+    targets: npt.NDArray[np.integer], seed: int, count: Callable[[int, int], int]
 ) -> npt.NDArray[np.bool_]:
     """Choose samples of each class as a pure function of the seed; True for chosen samples.
 
     `count` maps a class and its number of samples to the number to choose.
     """
     chosen = np.zeros(len(targets), dtype=bool)
-    for target in range(num_classes):
+    for target in np.unique(targets).tolist():
         rows = np.flatnonzero(targets == target)
         order = permutation(len(rows), seed, target)
         chosen[rows[order[: count(target, len(rows))]]] = True

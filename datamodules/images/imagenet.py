@@ -255,7 +255,7 @@ class ImageNet(ClassMap, DataModule):
                 )
             return self.held_out_per_class
 
-        return choose_per_class(files.targets, len(files.classes), 0, count)
+        return choose_per_class(files.targets, 0, count)
 
     def _loader(
         self,

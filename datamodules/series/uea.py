@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from datamodules.core.base import CachedDataModule, Published, Split
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.division import HeldOut
-from datamodules.core.order import choose_per_class
+from datamodules.core.division import TrainAndTest
 from datamodules.core.sequences import Ragged, write_sequences
 from datamodules.series.archive import ARCHIVES, ArchiveSource, find_archive
 from datamodules.series.samples import SeriesData, SeriesSplit
@@ -24,7 +22,7 @@ _READER_VERSION = 1  # part of the cache name; increment when the stored data ch
 
 
 @with_defaults(val_fraction=0.2, split_seed=1337)
-class UEA(HeldOut, SeriesData, CachedDataModule):
+class UEA(TrainAndTest, SeriesData, CachedDataModule):
     """Series and their class; `inputs` are float32 (B, N, num_features).
 
     The archive's training and test files are kept as they are. Series can differ in length; they
@@ -68,10 +66,7 @@ class UEA(HeldOut, SeriesData, CachedDataModule):
         self.select_on_test = select_on == "test"
         size = ARCHIVES.get(name)
         if size is not None:  # the published size is known and unambiguous
-            train, test = Published(size.num_train), Published(size.num_test)
-            self.published = {"train+val": train, "test": test}
-            if self.select_on_test:
-                self.published = {"train": train, "val": test, "test": test}
+            self.publish(Published(size.num_train), Published(size.num_test))
 
     # ---- sizes, determined by the files --------------------------------------------------------
 
@@ -145,8 +140,8 @@ class UEA(HeldOut, SeriesData, CachedDataModule):
     # ---- splits --------------------------------------------------------------------------------
 
     def splits_of(self, cache: Cache) -> dict[str, Split]:
-        """Open the splits; held-out validation is a subset of the rows of the training file."""
-        facts, rows = self.facts, {}
+        """Open the splits."""
+        facts = self.facts
         self.notes = [
             f"archive {self.archive}, {self.source}, version {facts['version']}; "
             f"{self.num_features} dimensions; {facts['num_missing']} missing values, interpolated",
@@ -156,31 +151,8 @@ class UEA(HeldOut, SeriesData, CachedDataModule):
             self.notes.append(f"classes without series: {', '.join(facts['absent'])}")
         if self.select_on_test:
             self.notes.append("train is the whole training file")
-        if not self.select_on_test:
-            held_out = self._held_out(np.asarray(cache.array("train_targets")))
-            rows = {"train": np.flatnonzero(~held_out), "val": np.flatnonzero(held_out)}
-        open_part = partial(SeriesSplit.from_cache, cache)
-        train = open_part("train", self.max_seq_len, rows.get("train"))
-        test = open_part("test", self.max_seq_len)
-        val = open_part("train", self.max_seq_len, rows["val"]) if rows else test
-        return {"train": train, "val": val, "test": test}
-
-    def _held_out(self, targets: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
-        """Choose the same fraction of each class; True for validation. Shape of `targets`."""
-
-        def count(target: int, num_rows: int) -> int:
-            if num_rows < 2:
-                return 0
-            return min(max(round(self.val_fraction * num_rows), 1), num_rows - 1)
-
-        chosen = choose_per_class(targets, self.num_classes, self.split_seed, count)
-        if not chosen.any():
-            raise DataError(
-                f"{self.archive}: no class has two training series, so no series can be held out "
-                f"for "
-                f"validation; set select_on=test"
-            )
-        return chosen
+        open_part = partial(SeriesSplit.from_cache, cache, max_length=self.max_seq_len)
+        return self.open_parts(open_part)
 
 
 def _common_classes(train: TsFile, test: TsFile, train_path: Path, test_path: Path) -> list[str]:

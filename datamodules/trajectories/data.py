@@ -14,7 +14,6 @@ from datamodules.core.base import CachedDataModule, Split
 from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.division import HeldOut
 from datamodules.core.files import expand
-from datamodules.core.order import permutation
 from datamodules.core.own import AtPath
 from datamodules.trajectories.environments import (
     MAX_STEPS,
@@ -145,9 +144,8 @@ class TrajectoryModule(HeldOut):
                 f"{count} episode cannot be split into training and validation; set "
                 f"val_fraction to 0"
             )
-        num_held_out = min(max(1, round(self.val_fraction * count)), count - 1)
-        order = permutation(count, self.split_seed)
-        return np.sort(order[num_held_out:]), np.sort(order[:num_held_out])
+        held_out = self.held_out(np.zeros(count, dtype=np.int64))
+        return np.flatnonzero(~held_out), np.flatnonzero(held_out)
 
     def _note_on_validation(self, count: int) -> str:
         if not self.val_fraction:

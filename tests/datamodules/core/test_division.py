@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
 from datamodules import ImageFolder, LabelledTexts, OwnText
@@ -67,6 +68,17 @@ def test_data_hold_out_some_samples_and_not_all_unless_their_class_may_hold_out_
     else:
         with pytest.raises(DataError, match="val_fraction must be at least 0 and below 1"):
             may(val_fraction=share)
+
+
+@pytest.mark.parametrize(
+    ("share", "chosen"), [(0.02, [0, 1, 1]), (0.4, [0, 1, 2]), (0.98, [0, 1, 4])]
+)
+def test_a_class_of_two_samples_has_one_in_each_part(share, chosen):
+    targets = np.repeat([3, 0, 7], [1, 2, 5])
+    held_out = HeldOut(val_fraction=share).held_out(targets)
+    assert [int(held_out[targets == target].sum()) for target in (3, 0, 7)] == chosen
+    with pytest.raises(DataError, match="no class has two training samples"):
+        HeldOut(val_fraction=share).held_out(np.arange(4))
 
 
 def given_files(folder, name):
