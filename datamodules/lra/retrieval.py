@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from datamodules.core.base import Published, Split
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.sequences import PairSplit, Ragged
+from datamodules.core.sequences import PairSplit, Ragged, ragged_writer
 from datamodules.lra import aan
 from datamodules.lra.arena import ArenaTokens
 from lit_probattn.base.errors import DataError
@@ -60,15 +58,28 @@ class Retrieval(ArenaTokens):
         """Read the release line by line."""
         paths = aan.FILES.find_single(self.data_dir)
         size = sum(path.stat().st_size for path in paths.values())
+        written: dict[bytes, int] = {}  # index of each distinct text, by its digest
         with (
             progress("Retrieval: reading the release", size, "bytes") as advance,
-            writer.stream("texts_tokens", np.uint8) as append,
+            ragged_writer(writer, "texts", np.uint8) as append,
         ):
-            texts = _Texts(append)
-            pairs = {name: list(_rows(path, texts, advance)) for name, path in paths.items()}
-        if not texts.offsets[-1]:
+
+            def row(text: bytes) -> int:
+                digest = fingerprint(text)
+                if digest not in written:
+                    written[digest] = len(written)
+                    append(np.frombuffer(text, dtype=np.uint8))
+                return written[digest]
+
+            pairs = {
+                name: [
+                    ([row(text) for text in pair.texts], pair.num_bytes, pair.target)
+                    for pair in aan.read_pairs(path, advance)
+                ]
+                for name, path in paths.items()
+            }
+        if written.keys() == {fingerprint(b"")}:
             raise DataError(f"{next(iter(paths.values())).parent}: every text is empty")
-        writer.add("texts_offsets", np.array(texts.offsets, dtype=np.int64))
         for name, columns in pairs.items():
             rows, num_bytes, targets = zip(*columns, strict=True)
             writer.add(f"{name}_rows", np.array(rows, dtype=np.int32))
@@ -90,27 +101,3 @@ class Retrieval(ArenaTokens):
                 text_lengths=lengths,
             )
         return splits
-
-
-class _Texts:
-    """Writes each distinct text once, by `append`."""
-
-    def __init__(self, append: Callable[[npt.ArrayLike], None]) -> None:
-        self._append = append
-        self._rows: dict[bytes, int] = {}
-        self.offsets = [0]
-
-    def row(self, text: bytes) -> int:
-        """Return the index of a text, writing it if it is new."""
-        digest = fingerprint(text)
-        if digest not in self._rows:
-            self._rows[digest] = len(self._rows)
-            self._append(np.frombuffer(text, dtype=np.uint8))
-            self.offsets.append(self.offsets[-1] + len(text))
-        return self._rows[digest]
-
-
-def _rows(path: Path, texts: _Texts, advance: Callable[[int], None]) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of both texts, their sizes in bytes, and the class of each pair."""
-    for pair in aan.read_pairs(path, advance):
-        yield [texts.row(text) for text in pair.texts], pair.num_bytes, pair.target
