@@ -244,17 +244,16 @@ class Tokens:
         """Return a text or pair with special tokens, whose offsets are (0, 0)."""
         ids, offsets = self.encode_plain(text)
         second, second_offsets = (None, None) if pair is None else self.encode_plain(pair)
-        joined, types = self.join(ids, second)
+        joined = self.join(ids, second)
+        num_first = len(ids) + 2 if self.pairs == "bert" else len(joined)
+        types = [int(place >= num_first) for place in range(len(joined))]
         return Pieces(joined, self.lay_out(offsets, second_offsets, (0, 0)), types)
 
-    def join(
-        self, first: Sequence[int], second: Sequence[int] | None = None
-    ) -> tuple[list[int], list[int]]:
-        """Add special tokens to the ids of a text or pair; return ids and token types."""
-        ids = self.lay_out(first, second, self.separator)
+    def join(self, first: Sequence[int], second: Sequence[int] | None = None) -> list[int]:
+        """Add special tokens to the ids of a text or pair."""
+        ids: list[int] = self.lay_out(first, second, self.separator)
         ids[0] = self.begin
-        num_first = len(first) + 2 if self.pairs == "bert" else len(ids)
-        return ids, [int(place >= num_first) for place in range(len(ids))]
+        return ids
 
     def lay_out(self, first: Sequence[Any], second: Sequence[Any] | None, filler: Any) -> list[Any]:
         """Arrange per-token values like `join`, with `filler` at special tokens."""

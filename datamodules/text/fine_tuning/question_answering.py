@@ -267,8 +267,7 @@ def _write_split(
             second = len(question) + before
             for piece in windows.pieces(len(question), len(ids)):
                 end = piece.first + piece.size
-                values, _ = tokeniser.join(question, ids[piece.first : end])
-                append(values)
+                append(tokeniser.join(question, ids[piece.first : end]))
                 rows.append((number, second, piece.first, piece.size))
                 shift = second - piece.first
                 spans.append(

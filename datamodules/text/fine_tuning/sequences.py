@@ -103,7 +103,7 @@ class DocumentSplit(Mapped):
         document, first, stop = self._pieces[row].tolist()
         if not self._pairs:
             ids = self._ids(first, stop)[: self._limit]
-            values, _ = self._tokeniser.join(ids)
+            values = self._tokeniser.join(ids)
             return PairSample(np.array(values), len(values), 0, index)
         draws = self._draws(row)
         cut = first + 1 + draws[0] % (stop - first - 1)
@@ -112,7 +112,7 @@ class DocumentSplit(Mapped):
         if elsewhere:
             other = self._elsewhere(document, len(other), draws[2], draws[3])
         one, other = shortened(one, other, self._limit)
-        values, _ = self._tokeniser.join(one, other)
+        values = self._tokeniser.join(one, other)
         second = len(values) - len(other) - 1
         return PairSample(np.array(values), second, elsewhere, index)
 

@@ -116,7 +116,7 @@ class TextPairs(EncodedTexts, TextTable):
         if limit < 1:
             raise DataError("max_length leaves no tokens for text after special tokens; raise it")
         kept, other = shortened(first or [], second or [], limit)
-        ids, _ = tokens.join(kept, None if second is None else other)
+        ids = tokens.join(kept, None if second is None else other)
         is_cut = len(first or ()) + len(second or ()) > limit
         return Encoded(ids, len(ids) if second is None else len(ids) - len(other) - 1, int(is_cut))
 

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -17,8 +16,7 @@ from datamodules.text.learn import byte_pairs
 from datamodules.text.translation.bpe import Codes, joined
 from datamodules.text.translation.dictionary import Dictionary
 from datamodules.text.translation.moses import Moses
-from lit_probattn.base.errors import DataError, MissingDataError
-from lit_probattn.base.files import replace_text
+from lit_probattn.base.errors import DataError
 
 Method = Literal["subwords", "moses_bpe", "prepared", "words"]
 Side = Literal["source", "target"]
@@ -133,37 +131,16 @@ class TextCoder:
 
     @classmethod
     def from_text(cls, text: str) -> TextCoder:
-        """Parse `text`.
-
-        Raises:
-            DataError: `text` is not a serialised text coder.
-        """
-        try:
-            stored = json.loads(text)
-            facts = stored["cutter"]
-            for side in ("source", "target"):
-                facts[side] = Moses(**facts[side])
-            cutter = Cutter(**facts)
-            source = Dictionary.from_text(stored["source"], "source dictionary")
-            if stored["target"] is None:
-                return cls(cutter, source, source)
-            return cls(cutter, source, Dictionary.from_text(stored["target"], "target dictionary"))
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"not a stored text coder: {error}") from None
-
-    def save(self, path: Path) -> None:
-        """Write the text coder to a file."""
-        replace_text(path, self.text, durable=True)
-
-    @classmethod
-    def load(cls, path: Path) -> TextCoder:
-        """Read a file; raises DataError if it is missing or invalid."""
-        try:
-            return cls.from_text(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise MissingDataError(f"text coder {path}: {error.strerror}") from None
-        except ValueError as error:
-            raise DataError(f"text coder {path}: {error}") from None
+        """Parse `text`."""
+        stored = json.loads(text)
+        facts = stored["cutter"]
+        for side in ("source", "target"):
+            facts[side] = Moses(**facts[side])
+        source = Dictionary.from_text(stored["source"], "source dictionary")
+        target = source
+        if stored["target"] is not None:
+            target = Dictionary.from_text(stored["target"], "target dictionary")
+        return cls(Cutter(**facts), source, target)
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         """Return the ids of source lines, with the end token."""
