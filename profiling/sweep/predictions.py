@@ -1,35 +1,26 @@
 """Memory of the points of a sweep, predicted on fake tensors before they are measured.
 
-A place is the set of all settings of a model and its step; its memory and its time are two points.
 There is no prediction for a GPU: a step that does not fit fails sooner than a prediction takes.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 
-from lit_probattn.base.files import digest
 from lit_probattn.base.memory import predicted_bytes
 from profiling.sweep.models import make_step
 from profiling.sweep.plan import Point
 
 KERNELS = "triton"  # the backend that runs on a GPU only
 _LINEAR_FROM = 2  # layers; one layer alone does not show the peak between two
-# Settings of a point that do not belong to its place.
-_NOT_PLACE = {
-    *("sweep", "quantity", "variant", "baseline", "grid_heads", "device", "timing", "seed"),
-    *("memory_limit_bytes", "problem"),
-}
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The prediction for a place.
+    """The prediction for a point.
 
     Args:
         memory: predicted peak of one step above resident memory, and resident memory, in bytes;
@@ -46,13 +37,6 @@ class Prediction:
         return f"predicted peak {sum(self.memory) / 2**20:.1f} MiB"
 
 
-def place_of(point: Point) -> str:
-    """Return the identity of the point's place, shared by points of other quantities and sweeps."""
-    content = {k: v for k, v in dataclasses.asdict(point).items() if k not in _NOT_PLACE}
-    text = json.dumps(content, sort_keys=True, default=str)
-    return digest(text, 12)
-
-
 def predict(point: Point) -> tuple[int, int] | None:
     """Predict (peak above resident, resident) in bytes on fake tensors, without allocation.
 
@@ -66,7 +50,7 @@ def predict(point: Point) -> tuple[int, int] | None:
     if layers <= _LINEAR_FROM + 1:
         return _predict_whole(point)
     (peak, resident), (more_peak, more_resident) = (
-        _predict_whole(dataclasses.replace(point, sizes={**point.sizes, "num_layers": number}))
+        _predict_whole(replace(point, sizes={**point.sizes, "num_layers": number}))
         for number in (_LINEAR_FROM, _LINEAR_FROM + 1)
     )
     more = layers - _LINEAR_FROM
@@ -78,7 +62,10 @@ def _predict_whole(point: Point) -> tuple[int, int]:
 
 
 class Predictions:
-    """Predicted memory of places on a device, computed once each; none on a GPU."""
+    """Predicted memory of the points of a sweep, once for a point's memory and time.
+
+    On a GPU there are none.
+    """
 
     def __init__(self, device: str) -> None:
         self.known: dict[str, Prediction] = {}
@@ -86,11 +73,11 @@ class Predictions:
 
     def of(self, point: Point) -> Prediction | None:
         """Return the prediction for a point, or None."""
-        place = place_of(point)
-        if place not in self.known and self.live:
+        name = replace(point, quantity="memory", timing={}).point_id
+        if name not in self.known and self.live:
             try:
-                self.known[place] = Prediction(predict(point))
+                self.known[name] = Prediction(predict(point))
             except Exception as error:  # the measurement raises the same error
                 text = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-                self.known[place] = Prediction(problem=text)
-        return self.known.get(place)
+                self.known[name] = Prediction(problem=text)
+        return self.known.get(name)

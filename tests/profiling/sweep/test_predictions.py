@@ -10,13 +10,12 @@ import pytest
 import torch
 
 from lit_probattn.base.memory import predicted_bytes
-from profiling.measure.rows import Quantity
 from profiling.sweep.config import load_sweep
 from profiling.sweep.models import make_step
 from profiling.sweep.plan import make_plan
-from profiling.sweep.predictions import Predictions, place_of, predict
+from profiling.sweep.predictions import Predictions, predict
 from profiling.sweep.run import cannot_fit, describe_plan
-from tests.profiling.helpers import MGK, attention, sweep
+from tests.profiling.helpers import sweep
 from tests.support.paths import ROOT
 
 
@@ -24,11 +23,11 @@ def no_prediction(*args):
     raise AssertionError("predicted while nothing should be")
 
 
-def test_memory_and_time_of_a_place_are_predicted_once(monkeypatch):
+def test_memory_and_time_of_a_model_are_predicted_once(monkeypatch):
     seen = []
 
     def predict(point):
-        seen.append(place_of(point))
+        seen.append((point.variant, point.embed_dim, point.seq_len))
         return 5, 7
 
     monkeypatch.setattr("profiling.sweep.predictions.predict", predict)
@@ -88,18 +87,6 @@ def test_memory_is_linear_in_the_layers(name, mode):
         point = replace(point, sizes=sizes, backend="reference")
         whole = predicted_bytes(partial(make_step, point, torch.device("cpu")))
         assert predict(point) == whole, variant.variant
-
-
-def test_places_do_not_depend_on_what_is_measured_there():
-    kinds: list[Quantity] = ["memory", "time"]
-    points = make_plan(sweep(measure=kinds), Path.cwd())
-    assert len({place_of(p) for p in points}) == len(points) / 2
-    renamed = sweep(name="other", device="cuda", measure=["time"], seed=5)
-    assert {place_of(p) for p in make_plan(renamed, Path.cwd())} == {place_of(p) for p in points}
-    wider = sweep(variants={"softmax": attention(), "mgk": attention(MGK, num_heads=2)})
-    assert not {place_of(p) for p in make_plan(wider, Path.cwd()) if p.variant == "mgk"} & {
-        place_of(p) for p in points
-    }
 
 
 def test_what_cannot_fit_is_known_from_the_file():
