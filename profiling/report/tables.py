@@ -88,9 +88,12 @@ def _trend(metric: str, group: pd.DataFrame) -> str:
         for value, part in group.groupby(other):
             lines = part.groupby(rest, dropna=False)
             steps = pd.concat([one.sort_values(axis)[column].diff().dropna() for _, one in lines])
+            if steps.empty:  # at most one point
+                continue
             kinds.setdefault(f"{_kind(steps)} {_LETTERS[axis]}", []).append(int(value))
         places = [f"{k} at {_LETTERS[other]} = {', '.join(map(str, v))}" for k, v in kinds.items()]
-        found.append(", ".join(places if len(kinds) > 1 else kinds))
+        if kinds:
+            found.append(", ".join(places if len(kinds) > 1 else kinds))
     return "; ".join(found)
 
 

@@ -34,6 +34,11 @@ def test_courses_that_differ_name_their_places():
     assert found == "rises with N at D = 8, falls with N at D = 16; rises with D"
 
 
+def test_a_line_with_one_point_has_no_course():
+    """As where longer sequences of wide models do not fit into memory."""
+    assert trend_of({(8, 64): 0.5, (8, 128): 0.6, (16, 64): 0.9}) == "rises with N; rises with D"
+
+
 @pytest.mark.parametrize("step", [0.1, -0.1])
 def test_the_course_along_an_axis_is_that_of_each_line(step):
     """A third axis that varies makes several lines, and not one with jumps."""
