@@ -23,14 +23,14 @@ from lit_probattn.experiments.expectations import (
     missing,
     weakest,
 )
-from profiling.measure.rows import PLACE
+from profiling.measure.rows import PLACE, SETTING
 from profiling.report.names import LETTERS
 from profiling.report.ratios import COUNTED, METRICS
 from profiling.sweep.config import Claim, Sentence, SweepConfig
 
 _MEMORY, _PEAK = "memory_bytes", "peak_memory_bytes"
 _TIME = "time_median_s"
-_KEYS = [*PLACE, "mode", "backend", "dtype", "scope"]
+_KEYS = [*PLACE, *SETTING]
 _CONSTANT = 0.01
 _DIGITS = 12  # equal ratios of counts may differ in the last bits
 
@@ -76,7 +76,7 @@ def values_of(claim: Claim, frame: pd.DataFrame) -> pd.DataFrame:
 def ratios_of(claim: Claim, config: SweepConfig, frame: pd.DataFrame) -> pd.DataFrame:
     """Return the ratios of a claim's variants to their baselines, with `low` and `high`."""
     values = values_of(claim, frame)
-    of_row = ["device", "device_name", "source"]
+    of_row = ["device", "source"]
     columns = ["variant", *_KEYS, "low", "value", "high", *of_row]
     parts = []
     for name in claim.variants or config.variants:

@@ -15,7 +15,7 @@ from lit_probattn.measure.counters import CONVENTION
 from lit_probattn.records.markdown import one_line
 from lit_probattn.records.tables import markdown_lines, unequal_sides
 from profiling.cost.exact import layer_of_row
-from profiling.measure.rows import ProfileRow, read_rows, to_frame
+from profiling.measure.rows import PLACE, SETTING, ProfileRow, read_rows, to_frame
 from profiling.report.claims import judge
 from profiling.report.figures import figures_of
 from profiling.report.ratios import METRICS, crossovers, found_by, ratio_table, relative_errors
@@ -250,8 +250,13 @@ def require_one_version(frame: pd.DataFrame) -> None:
 
 
 def require_baselines(config: SweepConfig, frame: pd.DataFrame) -> list[str]:
-    """Return notes on baselines without values; raise a ConfigError if all are without."""
-    measured = set(frame.loc[frame["status"] == "ok", "variant"])
+    """Return notes on points without a ratio because their baseline has no values, or others.
+
+    Raises:
+        ConfigError: no baseline has values.
+    """
+    good = frame[frame["status"] == "ok"]
+    measured = set(good["variant"])
     wanted = {v: b for v in config.variants if (b := config.baseline_of(v)) is not None}
     without = {v: b for v, b in wanted.items() if b not in measured}
     if wanted and len(without) == len(wanted):
@@ -259,7 +264,26 @@ def require_baselines(config: SweepConfig, frame: pd.DataFrame) -> list[str]:
             f"no baseline row: {', '.join(sorted(set(without.values())))} has no values in this "
             "sweep, so there are no ratios to report"
         )
-    return [f"{v}: baseline {b} has no values" for v, b in without.items()]
+    notes = [f"{v}: baseline {b} has no values" for v, b in without.items()]
+    for variant, baseline in wanted.items():
+        if count := _only_elsewhere(good, variant, baseline):
+            notes.append(
+                f"{variant}: no ratios at {count} points, where {baseline} has values only with "
+                "another backend or on another device"
+            )
+    return notes
+
+
+def _only_elsewhere(good: pd.DataFrame, variant: str, baseline: str) -> int:
+    """Return the number of points at which a baseline has only another backend or device."""
+    others = ["backend", "device_name"]
+    at = ["quantity", *PLACE, *(c for c in SETTING if c not in (*others, "scope"))]
+    own, base = (
+        good.loc[good["variant"] == name, [*at, *others]].drop_duplicates()
+        for name in (variant, baseline)
+    )
+    near, equal = own.merge(base[at].drop_duplicates(), on=at), own.merge(base, on=[*at, *others])
+    return len(near) - len(equal)
 
 
 def unequal_lines(frame: pd.DataFrame) -> list[str]:

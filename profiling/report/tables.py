@@ -25,9 +25,17 @@ _COSTS = (
 
 
 def _settings(table: pd.DataFrame) -> list[str]:
-    """Return the setting columns that vary, except devices, which the head of a report names."""
+    """Return the setting columns that vary, except devices: see `_devices`."""
     columns = [c for c in SETTING if c not in ("scope", "device_name")]
     return [c for c in columns if table[c].nunique(dropna=False) > 1]
+
+
+def _devices(values: pd.DataFrame) -> list[str]:
+    """Return the column of devices if values of one metric have several.
+
+    The head of a report names a single device.
+    """
+    return ["device_name"] if values["device_name"].nunique() > 1 else []
 
 
 def extremes_table(ratios: pd.DataFrame) -> list[str]:
@@ -36,6 +44,7 @@ def extremes_table(ratios: pd.DataFrame) -> list[str]:
         return ["No variant has a baseline at the same point.", ""]
     lines: dict[tuple[str, ...], list[str]] = {}
     extra = [c for c in _settings(ratios) if c != "mode"]
+    extra += next((c for _, part in ratios.groupby("metric") if (c := _devices(part))), [])
     keys = ["metric", "scope", "variant", *extra, "mode"]
     for values, group in ratios.groupby(keys, sort=False, dropna=False):
         metric, scope, variant = map(str, values[:3])
@@ -181,6 +190,7 @@ def quantity_tables(frame: pd.DataFrame, ratios: pd.DataFrame) -> list[str]:
         if metric.startswith("num_parameters"):
             keys = [c for c in keys if _matters(good, metric, c)] or place[:1]
         values = good.dropna(subset=[metric]).assign(value=lambda t, m=metric, d=divisor: t[m] / d)
+        keys += _devices(values)
         wide = values.pivot_table(
             index=keys, columns="variant", values="value", aggfunc="first", dropna=False
         ).dropna(how="all")

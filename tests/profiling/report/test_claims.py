@@ -191,3 +191,12 @@ def test_a_sentence_is_no_better_than_its_weakest_part():
     assert found.verdict == "differs"
     assert "below 1 at 2 of 2 points (agrees)" in found.measured
     assert "smallest ratio 0.900 (a, D = 8, N = 16) (differs)" in found.measured
+
+
+@pytest.mark.parametrize("claim", [{"below": 1}, {"ordered": True, "variants": ["a", "softmax"]}])
+def test_times_of_two_devices_have_no_ratio_and_no_order(claim):
+    frame = rows("time_median_s", softmax=ONE, a={place: value / 2 for place, value in ONE.items()})
+    claim = {"metric": "time_median_s", **claim}
+    assert verdict(frame, **claim) == "agrees"
+    frame.loc[frame["variant"] == "a", "device_name"] = "y"
+    assert verdict(frame, **claim) == "inconclusive"

@@ -16,7 +16,7 @@ from lit_probattn.experiments.page import write_front_page
 from profiling.cost.exact import layer_of_row
 from profiling.measure.rows import read_rows, to_frame
 from profiling.report.efficiency import efficiency_lines
-from profiling.report.page import agreement, unequal_lines, write_report
+from profiling.report.page import agreement, require_baselines, unequal_lines, write_report
 from profiling.report.ratios import METRICS, crossovers, ratio_table, relative_errors
 from profiling.sweep.config import Figure
 from profiling.sweep.run import run_sweep
@@ -174,6 +174,17 @@ def test_ratios_join_the_same_place(rows):
     assert list(zip(macs["embed_dim"], macs["seq_len"], strict=True)) == [
         *((8, 8), (8, 32), (16, 8), (16, 32)),
     ]
+
+
+@pytest.mark.parametrize(("column", "other"), [("backend", "blockwise"), ("device_name", "x")])
+def test_points_whose_baseline_has_another_backend_or_device_are_noted(
+    results, rows, column, other
+):
+    config, frame = results[0], to_frame(rows)
+    assert require_baselines(config, frame) == []
+    frame.loc[frame["variant"] == "mgk", column] = other
+    (note,) = require_baselines(config, frame)
+    assert note.startswith("mgk: no ratios at 4 points, where softmax has values only with another")
 
 
 def test_crossover_is_interpolated_in_log_length():

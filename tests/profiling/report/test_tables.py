@@ -5,7 +5,12 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from profiling.report.tables import crossover_table, extremes_table, published_table
+from profiling.report.tables import (
+    crossover_table,
+    extremes_table,
+    published_table,
+    quantity_tables,
+)
 from profiling.sweep.config import Published
 from tests.profiling.helpers import ratio_rows
 
@@ -104,3 +109,24 @@ def test_ours_stands_over_the_published_number():
         "| elsewhere | 2 | – | – | table 3 |",
         "",
     ]
+
+
+def test_times_of_two_devices_are_in_rows_that_name_them():
+    base = {"embed_dim": 8, "seq_len": 16, "grid_heads": None, "batch_size": 1, "mode": "eval"}
+    base |= {"backend": "auto", "dtype": "float32", "scope": "attention", "status": "ok"}
+    base |= {"source": "measured", "macs": None, "time_median_s": None}
+    counted = {**base, "device_name": "meta tensors"}
+    found = quantity_tables(
+        pd.DataFrame(
+            [
+                {**counted, "variant": "b", "macs": 2e9},
+                {**counted, "variant": "v", "macs": 1e9},
+                {**base, "variant": "b", "device_name": "x", "time_median_s": 0.002},
+                {**base, "variant": "v", "device_name": "y", "time_median_s": 0.001},
+            ]
+        ),
+        ratio_rows({(8, 16): 0.5}),
+    )
+    assert "| 16 | 2 | 1 |" in found, "counts do not depend on the device"
+    assert "| 16 | x | 2 | – |" in found
+    assert "| 16 | y | – | 1 |" in found
