@@ -100,14 +100,16 @@ class SweepTable(SweepFigure):
         return next((one for one in both if one is not None), None)
 
     def ratio(self, variant: str, metric: str) -> Ours | None:
-        """Return the ratio to the baseline at the first batch size with both numbers."""
+        """Return the ratio to the baseline at the first batch size with both, of one device."""
         base = self.config.baseline_of(variant)
         sizes = dict.fromkeys([self.part["batch_size"], *self.config.grid.batch_size])
         for size in sizes if base is not None else ():
             for source in ("measured", "predicted"):
                 own = self.found(variant, metric, size, source)
                 other = self.found(str(base), metric, size, source)
-                if own is not None and other is not None:
+                if own is None or other is None:
+                    continue
+                if own.device_name == other.device_name:
                     return replace(own, estimate=own.estimate.over(other.estimate))
         return None
 
