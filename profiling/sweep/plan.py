@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.files import digest
-from profiling.measure.rows import Quantity
+from profiling.measure.rows import PLACE, Quantity
 from profiling.sweep.config import UNUSED, ModelConfig, ModelKind, SweepConfig
 
 # All but the dropout are needed by the kinds of models that have them.
@@ -163,3 +163,15 @@ def make_plan(config: SweepConfig, root: Path) -> list[Point]:
             )
         )
     return points
+
+
+def shard(points: Sequence[Point], index: int, count: int) -> list[Point]:
+    """Return every `count`-th place of a plan from the `index`-th, with all its variants.
+
+    A variant and its baseline are therefore measured on one machine.
+    """
+    places: dict[tuple[Any, ...], list[Point]] = {}
+    for point in points:
+        place = point.quantity, *(getattr(point, name) for name in PLACE), point.mode, point.dtype
+        places.setdefault(place, []).append(point)
+    return [point for place in list(places.values())[index::count] for point in place]

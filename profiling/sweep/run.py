@@ -18,7 +18,7 @@ from lit_probattn.experiments.runner import Call, Job, Runner, Work
 from lit_probattn.measure.memory import available_bytes
 from profiling.measure.rows import ROWS, ProfileRow, row_store, write_tables
 from profiling.sweep.config import SweepConfig
-from profiling.sweep.plan import Point, make_plan
+from profiling.sweep.plan import Point, make_plan, shard
 from profiling.sweep.points import failed_rows, measure_point, skipped_rows
 from profiling.sweep.predictions import Predictions
 from profiling.sweep.worker import make_worker, out_of_memory, request_of, rows_of
@@ -156,7 +156,7 @@ def run_sweep(
     points = make_plan(config, root)
     claim_folder(config, folder)
     store = row_store(folder / ROWS)
-    _run_missing(config, points[index::count], store, stream)
+    _run_missing(config, shard(points, index, count), store, stream)
     rows = store.rows
     if {row.point_id for row in rows} >= {point.point_id for point in points}:
         write_tables(rows, folder)
@@ -205,7 +205,7 @@ def describe_plan(config: SweepConfig, root: Path, index: int, count: int) -> st
     """
     predictions = Predictions(config.device)
     lines, skipped, broken, unknown = [], 0, 0, 0
-    points = make_plan(config, root)[index::count]
+    points = shard(make_plan(config, root), index, count)
     for point in points:
         note = ""
         if point.problem is not None:

@@ -16,7 +16,7 @@ from lit_probattn.experiments import runner
 from profiling.report.page import load_results
 from profiling.sweep import points
 from profiling.sweep.config import load_sweep
-from profiling.sweep.plan import Point, make_plan
+from profiling.sweep.plan import Point, make_plan, shard
 from profiling.sweep.points import failed_rows
 from profiling.sweep.run import describe_plan, run_sweep
 from tests.profiling.helpers import MGK, SOFTMAX, attention, fork_workers, sweep
@@ -199,11 +199,26 @@ def test_points_that_failed_are_tried_again(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("uncounted")
 def test_shards_cover_the_plan_once(tmp_path):
     config, plan = sweep(), make_plan(sweep(), ROOT)
-    for index, whole in enumerate((3, 6, 8)):
+    for index, whole in enumerate((4, 6, 8)):
         rows = run(config, tmp_path, index=index, count=3)
         assert len(rows) == len({row.point_id for row in rows}) == whole
         assert (tmp_path / "rows.csv").exists() == (whole == len(plan))
     assert sorted({row.point_id for row in rows}) == sorted(point.point_id for point in plan)
+
+
+def test_a_variant_and_its_baseline_are_in_one_shard():
+    """Shards can run on different machines, whose times have no ratio."""
+    own = {**attention(), "backend": "auto"}
+    config = sweep(
+        variants={"softmax": attention(), "mgk": attention(MGK), "own": own},
+        grid={"embed_dim": [8], "seq_len": [8, 32], "backend": ["reference", "blockwise"]},
+        measure=["cost", "time"],
+    )
+    parts = [shard(make_plan(config, ROOT), index, 2) for index in range(2)]
+    places = [{(point.quantity, point.seq_len) for point in part} for part in parts]
+    assert places[0] & places[1] == set()
+    assert [{point.variant for point in part} for part in parts] == [set(config.variants)] * 2
+    assert len(parts[0]) == len(parts[1]) == 10
 
 
 @pytest.mark.usefixtures("uncounted")
