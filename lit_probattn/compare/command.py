@@ -48,11 +48,13 @@ from lit_probattn.compare.report import TABLES, Report, unfinished_label
 from lit_probattn.compare.runner import run_all
 from lit_probattn.compare.runs import Run, share_of, with_starts
 from lit_probattn.compare.tables import Table
-from lit_probattn.configs import parse_settings
+from lit_probattn.configs import class_of, parse_settings
 from lit_probattn.experiments.launch import submit
 from lit_probattn.experiments.page import refuse_file, refuse_foreign_files
 from lit_probattn.records.tables import markdown_lines
 from lit_probattn.tasks.base import check_whole_steps
+from lit_probattn.training.run_folder import RunSettings
+from lit_probattn.training.saving import reject_worst
 
 _PLAN = (
     "Multiply-adds of a forward pass, and predicted memory of a training step on one device "
@@ -199,10 +201,20 @@ def check_runs(runs: Sequence[Run]) -> None:
             continue
         parsed.add(kind)
         refuse_unlogged_metrics(run.task, run.config)
+        _check_selection(run)
         _check_validations(run)
         if options.settings or options.trainer or place.flags or run.row.overrides:
             with prefixed(f"{run.task.name}, {run.row.label}", ConfigError):
                 check_arguments(run.fit_arguments(run.name))
+
+
+def _check_selection(run: Run) -> None:
+    """Raise if a run would select its worst checkpoint."""
+    logged = getattr(class_of(run.config["model"]["class_path"]), "logged", ())
+    monitor = setting(run.config, "run.monitor") or RunSettings.monitor
+    mode = setting(run.config, "run.monitor_mode") or RunSettings.monitor_mode
+    with prefixed(run.task.name, ValueError):
+        reject_worst("run.monitor_mode", monitor, mode, logged)
 
 
 def _check_validations(run: Run) -> None:

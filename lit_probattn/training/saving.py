@@ -1,6 +1,7 @@
 """Saving a run: periodically, at the best validation, at the end, and on stop signals."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,11 @@ from lit_probattn.training.lightning_internals import validate_now, write_step_m
 from lit_probattn.training.preemption import Preempted
 from lit_probattn.training.run_record import add_to_last_start
 
+# Parts of the names of scores whose largest or smallest value is the best, and of what is logged
+# about such scores.
+_LARGEST = ("accuracy", "bleu", "f1", "exact_match", "score", "return")
+_SMALLEST = ("loss", "nll", "ppl", "error")
+_ABOUT = ("_std", "_threshold")
 _REFUSED = (
     "{} {} would select by the test split, whose scores are only logged: use a validation "
     "metric, such as val/{}"
@@ -44,6 +50,39 @@ def reject_test_monitors(callbacks: Iterable[Callback]) -> None:
     for callback in callbacks:
         name = f"the monitor of {type(callback).__name__} in trainer.callbacks,"
         reject_test_metric(name, getattr(callback, "monitor", None))
+
+
+def best_mode(metric: str) -> Literal["max", "min"] | None:
+    """Return whether the largest or the smallest value of a metric is the best, by its name."""
+    if any(word in metric for word in _ABOUT):
+        return None
+    found = [any(word in metric for word in words) for words in (_LARGEST, _SMALLEST)]
+    return None if found[0] == found[1] else "max" if found[0] else "min"
+
+
+def reject_worst(setting: str, metric: Any, mode: Any, logged: Sequence[str]) -> None:
+    """Raise if a setting would select by the worst value of a known metric.
+
+    Args:
+        setting: name of the setting, for the message.
+        metric: name of the metric.
+        mode: `max` or `min`.
+        logged: patterns of the scores that the task logs, without the split.
+
+    Raises:
+        ValueError: the metric is one of these, and the other mode is its best.
+    """
+    if not isinstance(metric, str) or mode not in ("max", "min"):
+        return
+    name, best = metric.removeprefix("val/"), best_mode(metric)
+    is_known = metric == "train/loss" or any(fnmatchcase(name, pattern) for pattern in logged)
+    if not is_known or best in (None, mode):
+        return
+    which = "largest" if best == "max" else "smallest"
+    raise ValueError(
+        f"{setting} {mode} would select the worst {metric}, whose {which} value is the best: set "
+        f"it to {best}"
+    )
 
 
 class RunCheckpoint(Checkpoint):
@@ -100,6 +139,19 @@ class RunCheckpoint(Checkpoint):
         if self.folder is None or self.best_step is None:
             return ""
         return str(checkpoint_path(self.folder, "best", self.best_step))
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Check that this and other callbacks, such as early stopping, select the best scores.
+
+        Raises:
+            ValueError: a callback selects the worst values of a score of the task.
+        """
+        callbacks: list[Any] = getattr(trainer, "callbacks", []) if stage == "fit" else []
+        for callback in callbacks:
+            name = f"the mode of {type(callback).__name__} in trainer.callbacks,"
+            setting = "run.monitor_mode" if callback is self else name
+            metric, mode = (getattr(callback, key, None) for key in ("monitor", "mode"))
+            reject_worst(setting, metric, mode, getattr(pl_module, "logged", ()))
 
     def on_save_checkpoint(
         self, trainer: Any, pl_module: pl.LightningModule, checkpoint: dict[str, Any]

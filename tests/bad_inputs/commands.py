@@ -182,6 +182,7 @@ def cases() -> Iterator[Case]:
     yield line("`num_layers 100000000`", fit("--model.init_args.num_layers", "100000000"))
     yield line("`dict_kwargs` of the attention", fit(f"--{ATTENTION}.dict_kwargs", "{num_head: 1}"))
     yield line("`monitor_mode largest`", fit("--run.monitor_mode", "largest"))
+    yield line("`monitor val/loss` alone", fit("--run.monitor", "val/loss"))
     named = ("fit", "--attention", "smgk", "--task")
     yield line("`--task lra_listop`", lambda _: command_error([*named, "lra_listop"]))
     yield line("`--task` without a name", lambda _: command_error([*named]))

@@ -29,6 +29,7 @@ from lit_probattn.compare.protocol import (
 from lit_probattn.compare.tables import Metric, TaskEntry, kinds, read_tasks
 from lit_probattn.configs import compose
 from lit_probattn.training.run_folder import FREE_KEYS
+from lit_probattn.training.saving import best_mode
 from tests.support.paths import ROOT
 from tests.support.slow import taking_turns
 
@@ -76,6 +77,7 @@ WRONG = [
     (["--set", "model.init_args.lr=abc"], ["model.init_args.lr", "abc"]),
     (["--set", "trainer.nonsense=1"], ["trainer.nonsense"]),
     (["--flags=--trainer.log_every_n_steps abc"], ["trainer.log_every_n_steps"]),
+    (["--set", "run.monitor=val/loss"], ["run.monitor_mode max", "worst val/loss", "to min"]),
     (["--metric", "accurac"], ["test/accurac", "'accuracy'"]),
     (["--metric", "accuracy", "ppl"], ["test/ppl"]),
     (["--launch", "torchrun_missing"], ["--launch", "torchrun_missing"]),
@@ -163,6 +165,7 @@ def test_tasks_name_the_scores_that_tables_and_monitors_read():
         monitor = setting(content, "run.monitor") or "val/accuracy"
         metric = Metric("monitor", "validate", monitor, ("", ""), "")
         refuse_unlogged_metrics(TaskEntry(name, str(path), {"monitor": metric}), content)
+        assert best_mode(monitor) == (setting(content, "run.monitor_mode") or "max")
         wrong = replace(metric, key=f"{monitor}x")
         with pytest.raises(ConfigError, match="does not log "):
             refuse_unlogged_metrics(TaskEntry(name, str(path), {"monitor": wrong}), content)

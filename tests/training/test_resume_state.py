@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import EarlyStopping
 
 from lit_probattn.tasks import NonFiniteError
 from lit_probattn.training.checkpoints import (
@@ -16,7 +18,7 @@ from lit_probattn.training.checkpoints import (
     save_checkpoint,
     step_of,
 )
-from lit_probattn.training.saving import RunCheckpoint
+from lit_probattn.training.saving import RunCheckpoint, best_mode
 from tests.tasks.tiny import data, loss_scaling, overflow_at, task, trainer
 
 
@@ -125,3 +127,39 @@ def test_a_resumed_run_knows_the_best_score(tmp_path, mode, sign):
         return [step_of(path) for path in list_checkpoints(tmp_path, "best")]
 
     assert [best_after(max_steps) for max_steps in (2, 4, 6)] == [[2], [2], [6]]
+
+
+@pytest.mark.parametrize(
+    ("callback", "told"),
+    [
+        (RunCheckpoint(monitor="val/loss"), "run.monitor_mode max .* worst val/loss.* to min"),
+        (RunCheckpoint(mode="min"), "run.monitor_mode min .* worst val/accuracy.* to max"),
+        (
+            EarlyStopping("val/accuracy"),
+            "the mode of EarlyStopping .* min .* val/accuracy.* to max",
+        ),
+        (EarlyStopping("train/loss", mode="max"), "EarlyStopping .* max .* train/loss.* to min"),
+        (EarlyStopping("val/loss"), ""),
+        (RunCheckpoint(monitor="val/own_loss"), ""),
+    ],
+)
+def test_the_worst_score_is_not_selected(callback, told):
+    """A score that the task does not log, such as that of a subclass, can have any mode."""
+    saving = callback if isinstance(callback, RunCheckpoint) else RunCheckpoint()
+    run = trainer(callbacks=list({callback: 0, saving: 0}), enable_checkpointing=True)
+    with pytest.raises(ValueError, match=told) if told else nullcontext():
+        saving.setup(run, task(), "fit")
+    saving.setup(run, task(), "test")
+
+
+@pytest.mark.parametrize(
+    ("metric", "mode"),
+    [
+        *(("val/accuracy_top5", "max"), ("val/bleu", "max"), ("val/has_answer_f1", "max")),
+        *(("val/score_high", "max"), ("val/return_low", "max"), ("val/return_std_low", None)),
+        *(("val/ppl_stride16", "min"), ("val/word_ppl", "min"), ("val/mlm_error", "min")),
+        *(("val/nll_bits", "min"), ("val/length_high", None), ("val/best_f1_threshold", None)),
+    ],
+)
+def test_the_best_value_of_a_score(metric, mode):
+    assert best_mode(metric) == mode

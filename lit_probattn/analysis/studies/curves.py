@@ -20,11 +20,9 @@ from lit_probattn.analysis.study import Study
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.records.tables import counted, markdown_table
 from lit_probattn.training.logs import FILE_NAME
+from lit_probattn.training.saving import best_mode
 
 _SCORES = ("loss", "accuracy", "bleu", "ppl_segments")
-# Parts of the names of metrics whose largest value is the best, and of what is logged about them.
-_LARGEST = ("accuracy", "bleu", "f1", "exact_match", "score", "return")
-_ABOUT = ("_std", "_threshold")
 _DEFAULT = ("train/loss", *(f"{split}/{score}" for split in ("val", "test") for score in _SCORES))
 _TEST_NOTE = (
     "Metrics of test/ were logged during training (run.test_during_training) and selected no "
@@ -138,7 +136,7 @@ def has_curve(long: pd.DataFrame, metric: str) -> bool:
 
 def grows(metric: str) -> bool:
     """Return whether larger values are better, by the name of a metric."""
-    return any(word in metric for word in _LARGEST) and not any(word in metric for word in _ABOUT)
+    return best_mode(metric) == "max"
 
 
 def is_of_test(metric: str) -> bool:
