@@ -669,7 +669,8 @@ class Task(pl.LightningModule):
             data.load_state_dict(checkpoint[type(data).__qualname__])
         if trainer is None or not trainer.training:
             return
-        before, now = state.get("accumulate_grad_batches", 1), trainer.accumulate_grad_batches
+        now = trainer.accumulate_grad_batches
+        before = state.get("accumulate_grad_batches", now)  # converted weights have no position
         if before != now:
             raise ValueError(
                 f"the checkpoint was written with trainer.accumulate_grad_batches {before}, "

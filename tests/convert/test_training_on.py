@@ -114,6 +114,14 @@ def test_after_the_annealing_it_is_a_plain_layer(continued, tmp_path):
     assert init_from(trained.task, str(end)).new == []
 
 
+def test_training_on_may_accumulate_gradients(converted, tmp_path):
+    out, files = converted("mnli")
+    parts = ["--trainer.accumulate_grad_batches", "2", "--trainer.limit_val_batches", "0"]
+    short = ["--trainer.max_steps", "1", "--ckpt_path", str(out), "--run.root", str(tmp_path)]
+    run(["fit", *files, *parts, *short, "--run.name", "on", *QUIET])
+    assert list_checkpoints(tmp_path / "on/0/checkpoints", "step")
+
+
 def test_a_conversion_of_the_converted_says_why_not(trained, tmp_path):
     before = trained("mnli")
     out = tmp_path / "smgk.ckpt"
