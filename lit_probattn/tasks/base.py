@@ -462,9 +462,21 @@ class Task(pl.LightningModule):
         return self.make_optimizer(AdamW, ordered_parameters(self).values())
 
     def make_optimizer(self, kind: Callable[..., Optimizer], trained: Iterable[Any]) -> Optimizer:
-        """Return an optimiser of parameters or parameter groups, with the task's settings."""
+        """Return an optimiser of parameters or parameter groups, with the task's settings.
+
+        It keeps `eps` and `weight_decay` when it loads the state of a run with others.
+        """
         betas = (self.betas[0], self.betas[1])
-        return kind(trained, lr=self.lr, betas=betas, eps=self.eps, weight_decay=self.weight_decay)
+        settings = {"eps": self.eps, "weight_decay": self.weight_decay}
+        optimizer = kind(trained, lr=self.lr, betas=betas, **settings)
+        own = [{name: group[name] for name in settings} for group in optimizer.param_groups]
+
+        def keep(loaded: Optimizer) -> None:
+            for group, values in zip(loaded.param_groups, own, strict=True):
+                group.update(values)
+
+        optimizer.register_load_state_dict_post_hook(keep)
+        return optimizer
 
     def _lengths(self) -> Lengths:
         """Return the lengths of the schedule and of its warm-up in this run."""

@@ -25,6 +25,8 @@ from tests.support.runs import (
     stateful,
 )
 from tests.tasks import test_language_model as of_language_model
+from tests.tasks import test_masked_lm as of_masked_words
+from tests.tasks import test_series_classifier as of_series
 from tests.tasks import tiny
 from tests.tasks.decision import test_task as decision
 
@@ -125,6 +127,18 @@ def test_another_accumulation_is_refused(make, uninterrupted):
     task._trainer = SimpleNamespace(training=True, accumulate_grad_batches=1)
     with pytest.raises(ValueError, match="accumulate_grad_batches 2, received 1"):
         task.on_load_checkpoint(newest_state(uninterrupted))
+
+
+@pytest.mark.parametrize("make", [tiny.task, of_series.task, of_masked_words.make_task])
+def test_the_optimiser_of_a_resumed_run_has_its_own_settings(make):
+    """PyTorch loads those of the checkpoint; other weight decay or epsilon were without effect."""
+    before, now = make(weight_decay=0.25).configure_optimizers(), make(weight_decay=0.5, eps=1e-3)
+    resumed = now.configure_optimizers()
+    expected = [group["weight_decay"] for group in resumed.param_groups]
+    assert 0.5 in expected
+    resumed.load_state_dict(before.state_dict())
+    assert [group["weight_decay"] for group in resumed.param_groups] == expected
+    assert {group["eps"] for group in resumed.param_groups} == {1e-3}
 
 
 # ---- ended early -------------------------------------------------------------------------------
