@@ -161,6 +161,22 @@ class RunCheckpoint(Checkpoint):
             if isinstance(callback, Timer):
                 checkpoint["callbacks"].pop(callback.state_key, None)
 
+    def on_load_checkpoint(
+        self, trainer: Any, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Keep the patience of this run's early stopping; Lightning loads that of the checkpoint.
+
+        A run that had waited long enough continues with more patience.
+        """
+        for callback in trainer.callbacks:
+            state = checkpoint["callbacks"].get(callback.state_key)
+            if not isinstance(callback, EarlyStopping) or state is None:
+                continue
+            state["patience"] = callback.patience
+            waited = state["stopping_reason"] == EarlyStoppingReason.PATIENCE_EXHAUSTED.value
+            if waited and state["wait_count"] < callback.patience:
+                state["stopping_reason"] = EarlyStoppingReason.NOT_STOPPED.value
+
     def state_dict(self) -> dict[str, Any]:
         """Return the best score and its step, and whether the validation of this step is due."""
         best = {"best_score": self.best_score, "best_step": self.best_step}

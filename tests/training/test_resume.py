@@ -201,6 +201,20 @@ def test_a_run_that_was_stopped_early_is_not_trained_on(tmp_path, capsys):
     assert "nothing to train: the run was stopped early at step 4: " in capsys.readouterr().out
 
 
+def test_more_patience_continues_a_run_that_was_stopped_early(tmp_path):
+    """Lightning loads the patience of the checkpoint; accuracy does not rise by 2 anywhere."""
+    name, prefix = "lightning.pytorch.callbacks.EarlyStopping", "--trainer.callbacks"
+    watch = (f"{prefix}.monitor", "val/accuracy", f"{prefix}.mode", "max")
+    often = ("--trainer.val_check_interval", "4", f"{prefix}+", name)
+    more = (*often, *watch, f"{prefix}.min_delta", "2.0", f"{prefix}.patience")
+    run(stateful("fit", tmp_path, *more, "1"))
+    ended = only_version(tmp_path)
+    assert newest_state(ended)["global_step"] == 4
+    run(stateful("fit", tmp_path, *more, "2", "--ckpt_path", "last"))
+    (version,) = (path for path in ended.parent.iterdir() if path != ended)
+    assert newest_state(version)["global_step"] == 6
+
+
 def test_a_time_limit_cuts_a_run_into_pieces(uninterrupted, tmp_path, monkeypatch):
     """Each start has the whole time, and saves its last step, which may be half done by then."""
     now, ends = [0.0], []
