@@ -134,7 +134,8 @@ def linear(sizes: Sizes, features: Features) -> Cost:
         flops += kv * f * (n - 1) + h * n * (2 * f - 1) + h * n * e_v
     flops += product_flops(n, h * e_v, c)
     macs = sizes.projection_macs + n * f * (e_v + features.divides) * (h + kv)
-    drawn = n * f * e * (h + kv * sizes.heads.keys_per_head) if features.are_drawn else 0
+    maps = h + kv * (1 if k is None or features.mixes_keys else k)  # queries, keys of components
+    drawn = n * f * e * maps if features.are_drawn else 0
     return Cost(flops, macs + drawn, sizes.num_parameters, constant_macs=drawn)
 
 

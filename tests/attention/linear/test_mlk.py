@@ -117,7 +117,11 @@ def test_costs_of_the_specification():
 def test_macs_equal_the_counter_on_the_fast_form():
     from torch.utils.flop_counter import FlopCounterMode
 
-    for options in ({}, {"shifted_keys": True}, {"num_kv_heads": 1}, {"denominator": "sqrt_len"}):
+    favor = {"feature_map": "favor", "num_features": 9}
+    for options in (
+        *({}, {"shifted_keys": True}, {"num_kv_heads": 1}, {"denominator": "sqrt_len"}),
+        *(favor, {**favor, "shifted_keys": True}, {**favor, "mix": "before", "num_kv_heads": 1}),
+    ):
         sizes = {"head_dim": E, "value_head_dim": 7}
         layer = ReleasedMLKAttention(C, H, backend="blockwise", **sizes, **options)
         with FlopCounterMode(display=False) as counter:
