@@ -42,7 +42,7 @@ class Rotary(nn.Module):
         # In float64: at position 100 000, a float32 angle is off by 0.004.
         powers = torch.arange(0, size, 2, dtype=torch.float64, device=x.device) / size
         if isinstance(positions, Tensor):
-            steps = positions.view(-1, *(1,) * (x.dim() - 3), length)
+            steps = positions.view(len(positions), *(1,) * (x.dim() - 3), length)
         else:
             steps = torch.arange(positions, positions + length, device=x.device)
         angles = steps[..., None].to(torch.float64) * BASE**-powers  # (L, size / 2) per row

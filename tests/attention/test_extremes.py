@@ -190,13 +190,13 @@ EMPTY = {"samples": (0, 5, 4), "queries": (2, 0, 4), "keys": (2, 5, 0), "both": 
 def test_zero_sizes_give_zeros_and_finite_gradients(name, empty):
     batch, num_queries, num_keys = EMPTY[empty]
     layer = LAYERS[name](bias=False).double()
-    for backend in cpu_backends(layer):
+    for backend, is_causal in itertools.product(cpu_backends(layer), (False, True)):
         layer.backend = backend
         layer.zero_grad()
         x = torch.randn(batch, num_queries, VARIANT_EMBED, dtype=torch.float64, requires_grad=True)
         keys = torch.randn(batch, num_keys, VARIANT_EMBED, dtype=torch.float64, requires_grad=True)
         try:
-            out = layer(x, keys, rng=RandomKey(3))
+            out = layer(x, keys, is_causal=is_causal, rng=RandomKey(3))
         except NotImplementedError:
             assert backend != "reference"
             continue
@@ -209,6 +209,15 @@ def test_zero_sizes_give_zeros_and_finite_gradients(name, empty):
             assert named["key_proj.weight"] is not None
             assert named["query_proj.weight"] is not None
             assert keys.grad is not None
+
+
+@pytest.mark.parametrize("name", ["softmax", "mgk", "linear"])
+def test_a_memory_of_no_keys_gives_zeros(name):
+    layer = LAYERS[name](bias=False).double().eval()
+    x = torch.randn(2, 5, VARIANT_EMBED, dtype=torch.float64)
+    out = layer(x, memory=layer.remember(x[:, :0]))
+    assert out.shape == x.shape
+    assert not out.any()
 
 
 @pytest.mark.parametrize("name", LAYERS)

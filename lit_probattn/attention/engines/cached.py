@@ -27,6 +27,7 @@ def reads_parts(call: HeadCall, variant: Variant) -> bool:
     """Whether a call is short and parts of its cache can be read one by one and merged."""
     return (
         isinstance(call.cache, KVCache)
+        and call.cache.length > 0
         and call.query.shape[2] <= STEP_QUERIES
         and call.scale is None  # stored terms are for 1/√E
         and call.dropout is None

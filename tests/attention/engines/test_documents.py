@@ -139,6 +139,12 @@ def test_a_document_without_keys_gives_zeros():
     assert out[:, :2].abs().amin() > 0
 
 
+@pytest.mark.parametrize("name", LAYERS)
+def test_documents_of_no_tokens_have_no_outputs(name):
+    x, bounds = double(1, 0, C), torch.tensor([0, 0, 0])
+    assert LAYERS[name]().double()(x, cu_seqlens=bounds, is_causal=True).shape == (1, 0, C)
+
+
 def test_keys_that_are_not_real_are_hidden_in_their_document():
     layer, x = LAYERS["softmax"]().double(), double(1, sum(LENGTHS), C)
     real = torch.rand(1, sum(LENGTHS)) < 0.7
