@@ -9,6 +9,7 @@ from lit_probattn.attention import HeadCall, MGKAttention, SoftmaxAttention
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.mgk.functions import mgk_scores
 from lit_probattn.attention.rotary import Rotary
+from lit_probattn.measure.counters import torch_macs
 from tests.support.helpers import double
 
 B, N, C, E, H = 2, 13, 11, 6, 3
@@ -145,6 +146,12 @@ def test_unrotated_shifts_cost_one_product():
     assert lowered.key.shape[2] == 1
     change = lowered.reduced() - scores_at(layer, query, key, 0)  # constant in a row
     torch.testing.assert_close(change, change[..., :1].expand_as(change), atol=1e-13, rtol=0)
+
+
+def test_operations_of_shifts_before_rotation_are_counted_without_gradients():
+    options = {"shifted_keys": True, "rotary_dim": 4, "rotary_shift": "before"}
+    layer = MGKAttention(C, H, head_dim=E, backend="reference", **options)
+    assert torch_macs(layer, torch.randn(1, N, C)).products == layer.cost(N).macs
 
 
 def test_key_norms_do_not_change():

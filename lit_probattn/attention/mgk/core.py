@@ -335,7 +335,8 @@ class MGKCore(KeyNorms, Core):
             return shift
         assert self.rotary is not None
         table = shift.to(compute_dtype(shift))[:, :, None].expand(-1, -1, num_keys, -1)
-        return self.rotary(table, 0)
+        # Hooks of modules (PyTorch's FLOP counter) fail for views of parameters in `no_grad`.
+        return self.rotary.forward(table, 0)
 
     def components(self, key: Tensor) -> Tensor:
         """Return the keys of all components, (B, H_key, K, L, E), at least float32 if shifted."""
