@@ -103,30 +103,25 @@ def _is_path(word: str) -> bool:
 
 def _check_path(path: str, options: list[str], options_of: Callable[[str], list[str]]) -> int:
     """Read the user's data as its task reads them, and print a summary."""
-    given = None
-    for place, option in enumerate(options):
-        if option == "--kind" or option.startswith("--kind="):
-            value = option.partition("=")[2] or "".join(options[place + 1 : place + 2])
-            options = options[:place] + options[place + (1 if "=" in option else 2) :]
-            given = value
-            break
+    options, given = _without(options, "--kind")
     task = KINDS[kind_of(path, given)]
     status = _run("check", task, [*options_of(task), f"--path={path}", *options])
     words = ["fit", "--task", task, "--attention", "smgk", "--data.path", path]
-    for option in _without_new_samples(options):
+    for option in _without(options, "--new_path")[0]:  # which `fit` does not accept
         words.append(f"--data.{option[2:]}" if option.startswith("--") else option)
     print(f"train on it: lit-probattn {shlex.join(words)}")
     return status
 
 
-def _without_new_samples(options: list[str]) -> list[str]:
-    """Remove `--new_path` and its value, which `fit` does not accept."""
-    after = ["", *options]
-    return [
-        option
-        for before, option in zip(after, options, strict=False)
-        if before != "--new_path" and option.partition("=")[0] != "--new_path"
-    ]
+def _without(options: list[str], flag: str) -> tuple[list[str], str | None]:
+    """Return the options without a flag, and its value; None if it is not among them."""
+    for place, option in enumerate(options):
+        name, equals, value = option.partition("=")
+        if name == flag:
+            rest = options[place + 1 :]
+            value, rest = (value, rest) if equals else ("".join(rest[:1]), rest[1:])
+            return options[:place] + rest, value
+    return options, None
 
 
 def _load(data: DataModule) -> dict[str, Split]:
