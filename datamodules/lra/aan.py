@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from datamodules.core.files import Release
 from datamodules.lra.arena import RELEASE, RELEASE_FOLDERS
-from lit_probattn.base.errors import DataError
+from lit_probattn.base.errors import DataError, prefixed
 
 SPLIT_FILES = {
     "train": "new_aan_pairs.train.tsv",
@@ -48,12 +48,10 @@ def read_pairs(path: Path, advance: Callable[[int], None]) -> Iterator[Pair]:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             advance(len(line))
-            try:
+            with prefixed(f"{path}:{number}", ValueError, to=DataError):
                 if not line.endswith(b"\n"):
                     raise ValueError("the last line lacks a newline; the file is truncated")
                 yield _parse(line.removesuffix(b"\n").removesuffix(b"\r"))
-            except ValueError as error:
-                raise DataError(f"{path}:{number}: {error}") from None
     if not number:
         raise DataError(f"{path}: the file is empty")
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from datamodules.core.files import Release
 from datamodules.lra.arena import RELEASE, RELEASE_FOLDERS
 from datamodules.lra.listops_generator import CLOSE, FIRST_DIGIT, OPERATORS, TOKENS
-from lit_probattn.base.errors import DataError
+from lit_probattn.base.errors import DataError, prefixed
 
 SPLIT_FILES = {"train": "basic_train.tsv", "val": "basic_val.tsv", "test": "basic_test.tsv"}
 FILES = Release(
@@ -55,10 +55,8 @@ def read_split(
             )
         for number, line in enumerate(file, start=2):
             advance(len(line))
-            try:
+            with prefixed(f"{path}:{number}", ValueError, to=DataError):
                 expression, target = _parse_line(line.rstrip(b"\r\n"))
-            except ValueError as error:
-                raise DataError(f"{path}:{number}: {error}") from None
             tokens.append(np.frombuffer(expression, dtype=np.uint8))
             targets.append(target)
     if not targets:

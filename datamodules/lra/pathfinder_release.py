@@ -19,7 +19,7 @@ from PIL import Image as PilImage
 
 from datamodules.core.files import not_found
 from datamodules.lra.arena import RELEASE, RELEASE_FOLDERS
-from lit_probattn.base.errors import DataError, MissingDataError
+from lit_probattn.base.errors import DataError, MissingDataError, prefixed
 
 # Folder of each difficulty.
 FOLDERS = {
@@ -91,10 +91,8 @@ def _read_file(folder: Path, path: Path) -> Iterator[Entry]:
             f"label), received a NumPy array"
         )
     for number, line in enumerate(content.splitlines(), start=1):
-        try:
+        with prefixed(f"{path}:{number}", ValueError, to=DataError):
             name, label = _parse(line.decode("utf-8", "backslashreplace"))
-        except ValueError as error:
-            raise DataError(f"{path}:{number}: {error}") from None
         yield Entry(f"{path}:{number}", folder / name, label)
 
 

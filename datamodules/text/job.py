@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from datamodules.text.source import TextSource
 from datamodules.text.tokens import Tokens
-from lit_probattn.base.errors import DataError
+from lit_probattn.base.errors import DataError, prefixed
 from lit_probattn.base.files import replace_text, sync
 
 _STATE = "state.json"
@@ -137,10 +137,8 @@ class TokenisationJob(Job):
             done = step.done
             advance(done["position"])
             for number, block in enumerate(source.blocks(done["position"]), 1):
-                try:
+                with prefixed(source.name, DataError, to=DataError):
                     ids, unknown = vocabulary.encode(block.text)
-                except DataError as error:
-                    raise DataError(f"{source.name}: {error}") from None
                 step.file.write(ids.astype("<i4").tobytes())
                 advance(block.position - done["position"])
                 done["tokens"] += len(ids)

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models
 from datamodules.core.files import read_text
 from datamodules.text.learn import BERT, ROBERTA, as_bert, as_roberta, as_words
 from datamodules.text.tokens import END_OF_LINE, ROLES, UNKNOWN, Tokens
-from lit_probattn.base.errors import DataError, MissingDataError, nearest
+from lit_probattn.base.errors import DataError, MissingDataError, nearest, prefixed
 
 _WHOLE, _WORDS, _BYTES, _MERGES = "tokenizer.json", "vocab.txt", "vocab.json", "merges.txt"
 _SETTINGS = "tokenizer_config.json"
@@ -20,10 +20,8 @@ _SETTINGS = "tokenizer_config.json"
 def read_words(path: Path) -> Tokens:
     """Read one word per line, in the order of the ids, including `<eos>`."""
     text = read_text(path)
-    try:
+    with prefixed(f"vocabulary file {path}", DataError, to=DataError):
         return as_words(text.removesuffix("\n").split("\n"))
-    except DataError as error:
-        raise DataError(f"vocabulary file {path}: {error}") from None
 
 
 def read_subwords(path: Path) -> Tokens:
