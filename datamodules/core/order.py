@@ -19,6 +19,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,7 @@ import numpy.typing as npt
 from lit_probattn.base.errors import DataError
 
 FILL = -1
+Order = TypeVar("Order")
 _ROTATION = 0x726F74617465  # separates RotatingOrder from training
 
 _MASK = (1 << 64) - 1
@@ -91,11 +93,21 @@ class MicroSteps:
         """Parts of a global batch, over all ranks and accumulation steps."""
         return self.world_size * self.accumulation
 
-    def of_epochs(self, steps_per_epoch: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the epoch, the global batch in it, and this rank's part, of each micro-step."""
+    def of_epochs(
+        self, steps_per_epoch: int, order: Callable[[int], Order]
+    ) -> Iterator[tuple[Order, int, int]]:
+        """Yield the order of the epoch, the global batch in it, and this rank's part.
+
+        Args:
+            order: Returns the order of an epoch; called once when the epoch starts.
+        """
+        epoch = -1
         for micro_step in itertools.count(self.start()):
             step, part = divmod(micro_step, self.accumulation)
-            yield *divmod(step, steps_per_epoch), part * self.world_size + self.rank
+            before, (epoch, index) = epoch, divmod(step, steps_per_epoch)
+            if epoch != before:
+                current = order(epoch)
+            yield current, index, part * self.world_size + self.rank
 
 
 ONE_RANK = MicroSteps()
@@ -140,10 +152,8 @@ class TrainingOrder:
         self.steps_per_epoch = num_samples // batch_size
 
     def __iter__(self) -> Iterator[list[int]]:
-        current, order = -1, np.zeros(0, dtype=np.int64)
-        for epoch, index, part in self.micro_steps.of_epochs(self.steps_per_epoch):
-            if epoch != current:
-                current, order = epoch, self._order(epoch)
+        steps = self.micro_steps.of_epochs(self.steps_per_epoch, self._order)
+        for order, index, part in steps:
             first = index * self.batch_size + part * self.micro_batch_size
             yield order[first : first + self.micro_batch_size].tolist()
 

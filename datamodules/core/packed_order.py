@@ -12,6 +12,7 @@ arithmetic.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -127,10 +128,8 @@ class PackedOrder:
         self.steps_per_epoch = -(-len(rows) // rows_per_step)
 
     def __iter__(self) -> Iterator[list[Any]]:
-        current, order = -1, np.zeros(0, dtype=np.int64)
-        for epoch, index, part in self.micro_steps.of_epochs(self.steps_per_epoch):
-            if epoch != current:
-                current, order = epoch, permutation(len(self.rows), self.rows.seed, epoch)
+        shuffled = partial(permutation, len(self.rows), self.rows.seed)
+        for order, index, part in self.micro_steps.of_epochs(self.steps_per_epoch, shuffled):
             rows = order[index * self.rows_per_step : (index + 1) * self.rows_per_step]
             mine = rows[part :: self.micro_steps.num_parts].tolist()
             found = [sample for row in mine for sample in self.rows[row]] or [FILL]

@@ -127,11 +127,10 @@ class TokenBatchOrder:
         self.steps_per_epoch = len(self._cuts) - 1
 
     def __iter__(self) -> Iterator[list[Place]]:
-        current = -1
-        pairs, batches = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-        for epoch, index, part in self.micro_steps.of_epochs(self.steps_per_epoch):
-            if epoch != current:
-                current, pairs, batches = epoch, self._sorted(epoch), self._shuffled(epoch)
+        steps = self.micro_steps.of_epochs(
+            self.steps_per_epoch, lambda epoch: (self._sorted(epoch), self._shuffled(epoch))
+        )
+        for (pairs, batches), index, part in steps:
             first, end = self._cuts[batches[index] : batches[index] + 2]
             rows = pairs[first:end]
             tokens = int(self.lengths.target[rows].sum())

@@ -96,6 +96,6 @@ class RequestOrder:
 
     def __iter__(self) -> Iterator[list[Request]]:
         num_steps = self.order.steps_per_epoch
-        steps = self.order.micro_steps.of_epochs(num_steps)
+        steps = self.order.micro_steps.of_epochs(num_steps, int)  # an epoch by its number
         for (epoch, index, _), samples in zip(steps, self.order, strict=False):
             yield [Request(sample, epoch, epoch * num_steps + index) for sample in samples]
