@@ -7,7 +7,8 @@ import io
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -377,15 +378,23 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _read_parquet(path: Path) -> Table:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+@contextmanager
+def readable_parquet(path: Path) -> Iterator[None]:
+    """Raise a DataError for what pyarrow raises for a file that it cannot read."""
+    from pyarrow import ArrowException
 
     try:
-        table = pq.ParquetFile(path).read()
-    except (pa.ArrowException, OSError) as error:
+        yield
+    except (ArrowException, OSError, UnicodeDecodeError) as error:
         text = " ".join(str(error).split())
         raise DataError(f"{path} is not a Parquet file or is corrupt: {text}") from None
+
+
+def _read_parquet(path: Path) -> Table:
+    import pyarrow.parquet as pq
+
+    with readable_parquet(path):
+        table = pq.ParquetFile(path).read()
     _check_duplicates(path, table.column_names)
     columns = {}
     for name in table.column_names:

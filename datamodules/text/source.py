@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from datamodules.core.files import DAMAGED, missing
+from datamodules.core.tables import readable_parquet
 from lit_probattn.base.errors import DataError, MissingDataError
 
 _BLOCK_BYTES = 4 << 20
@@ -190,7 +191,7 @@ class ParquetText(TextSource):
 
     def _batches(self, path: Path) -> Iterator[list[str | None]]:
         """Yield the rows of a shard in batches."""
-        with _readable(path):
+        with readable_parquet(path):
             for batch in self._shard(path).iter_batches(_BLOCK_ROWS, columns=["text"]):
                 yield batch.column(0).to_pylist()
 
@@ -198,7 +199,7 @@ class ParquetText(TextSource):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        with _readable(path):
+        with readable_parquet(path):
             shard = pq.ParquetFile(path)
         kinds = {field.name: field.type for field in shard.schema_arrow}
         kind = kinds.get("text")
@@ -254,14 +255,3 @@ class JoinedText(TextSource):
     def conversion_of(self, part: TextSource) -> Callable[[str], str] | None:
         """Return the function that converts the blocks of a part; None skips the part."""
         raise NotImplementedError
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    from pyarrow import ArrowException
-
-    try:
-        yield
-    except (ArrowException, OSError, UnicodeDecodeError) as error:
-        text = " ".join(str(error).split())
-        raise DataError(f"{path} is not a Parquet file or is corrupt: {text}") from None
