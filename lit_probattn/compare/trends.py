@@ -66,11 +66,9 @@ class Agreement:
     @property
     def slopes(self) -> list[float]:
         """Reproduced change per printed point, by seed; empty if it is undefined."""
-        centred = np.array(self.printed) - np.mean(self.printed)
-        total = float(centred @ centred)
-        if len(self.rows) < LEAST_ROWS or total == 0.0:
+        if len(self.rows) < LEAST_ROWS or len(set(self.printed)) == 1:
             return []
-        return [float(centred @ (y - y.mean())) / total for y in self.ours]
+        return [float(stats.linregress(self.printed, y).slope) for y in self.ours]
 
     @property
     def finding(self) -> Finding:

@@ -232,14 +232,6 @@ def test_mean_spectrum_averages_the_matrices_of_layers():
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
-def test_components_for_a_share():
-    values = torch.tensor([90.0, 5.0, 4.0, 1.0], dtype=torch.float64)
-    assert spectrum.num_components(values, 0.9) == 1
-    assert spectrum.num_components(values, 0.95) == 2
-    assert spectrum.num_components(values, 0.96) == 3
-    assert spectrum.num_components(values, 1.0) == 4
-
-
 @pytest.mark.usefixtures("sketches")
 def test_maps_that_are_all_alike_need_one_component(tmp_path):
     path = checkpoint(tmp_path, "text", "SoftmaxAttention")

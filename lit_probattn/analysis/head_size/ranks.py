@@ -21,8 +21,7 @@ def centre(logits: Tensor, real: Tensor | None = None) -> Tensor:
 
 def effective_count(shares: Tensor) -> Tensor:
     """Return exp(entropy) of shares that sum to one, the effective number of parts."""
-    logs = torch.where(shares > 0, shares, 1.0).log()
-    return torch.exp(-(shares * logs).sum(-1))
+    return torch.special.entr(shares).sum(-1).exp()
 
 
 def effective_rank(values: Tensor) -> Tensor:
@@ -38,8 +37,12 @@ def stable_rank(values: Tensor) -> Tensor:
 
 def energy_rank(values: Tensor, share: float) -> Tensor:
     """Return the smallest number of singular values with at least `share` of Σ σ²; (…)."""
-    squares = values.square()
-    reached = squares.cumsum(-1) >= share * squares.sum(-1, keepdim=True) * (1 - 1e-12)
+    return leading(values.square(), share)
+
+
+def leading(values: Tensor, share: float) -> Tensor:
+    """Return the smallest number of leading values with at least `share` of their sum; (…)."""
+    reached = values.cumsum(-1) >= share * values.sum(-1, keepdim=True) * (1 - 1e-12)
     return reached.to(torch.int8).argmax(-1) + 1
 
 

@@ -93,7 +93,7 @@ def token_shares(call: LayerCall) -> dict[str, Tensor]:
     query_share = joint.sum(-1)
     received = weights.sum(1)[:, None]
     key_share = joint.sum(2) / received.masked_fill(received == 0, 1.0)
-    entropy = -torch.special.xlogy(query_share, query_share).sum(1)
+    entropy = torch.special.entr(query_share).sum(1)
     inside = torch.special.xlogy(joint, shares[0]).sum((1, 3))
     found = {
         "query_share": query_share,

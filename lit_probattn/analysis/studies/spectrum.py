@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from lit_probattn.analysis.drawing import BLUE
+from lit_probattn.analysis.head_size.ranks import leading
 from lit_probattn.analysis.options import add_maps
 from lit_probattn.analysis.studies.distance import attention_maps
 from lit_probattn.analysis.study import ModelStudy
@@ -68,12 +69,13 @@ class Spectrum(ModelStudy):
                 spectra[number], num_maps[number] = spectrum(maps), len(maps)
                 first[number] = maps[:most].clone()
         mean, used = mean_spectrum(first)
+        components = int(leading(mean, SHARE))
         counts = pd.DataFrame(
             [
                 {
                     "layer": number,
                     "maps": num_maps[number],
-                    "components": num_components(values),
+                    "components": int(leading(values, SHARE)),
                     "top_1_share": float(values[0] / values.sum()),
                     "top_10_share": float(values[:10].sum() / values.sum()),
                 }
@@ -83,7 +85,7 @@ class Spectrum(ModelStudy):
         self.results.table(spectrum_rows({**{str(k): v for k, v in spectra.items()}, "mean": mean}))
         self.results.table(counts, "layers")
         claim = (
-            f"{num_components(mean)} of {used} eigenvalues hold 95 % of the spectrum of the mean "
+            f"{components} of {used} eigenvalues hold 95 % of the spectrum of the mean "
             f"over layers; in single layers {span(counts['components'], 'd')}"
         )
         self.results.figure(draw(spectra, mean), claim)
@@ -92,7 +94,7 @@ class Spectrum(ModelStudy):
             f"{options.length} x {options.length}, not centred, {options.split} split. Components "
             "for 95 % of the sum of eigenvalues, layer average: "
             f"{counts['components'].mean():.1f} of at most {counts['maps'].min()} (sequences x "
-            f"heads); for the mean matrix over layers: {num_components(mean)} ({used} maps).\n\n"
+            f"heads); for the mean matrix over layers: {components} ({used} maps).\n\n"
             f"{markdown_table(counts)}"
         )
 
@@ -161,12 +163,6 @@ def mean_spectrum(layers: dict[int, Tensor]) -> tuple[Tensor, int]:
     return spectrum(stacked) * factor, len(stacked)
 
 
-def num_components(eigenvalues: Tensor, share: float = SHARE) -> int:
-    """Return the smallest r such that the r largest eigenvalues are `share` of the sum."""
-    total = eigenvalues.cumsum(0)
-    return int((total < share * total[-1]).sum()) + 1
-
-
 def spectrum_rows(spectra: dict[str, Tensor]) -> pd.DataFrame:
     """Return a row per layer and eigenvalue, with its share and the cumulative share.
 
@@ -192,7 +188,7 @@ def draw(spectra: dict[int, Tensor], mean: Tensor) -> Figure:
     )
     share = (mean.cumsum(0) / mean.sum()).numpy()
     total.plot(range(1, len(share) + 1), share, color=BLUE)
-    components = num_components(mean)
+    components = int(leading(mean, SHARE))
     total.axvline(components, color="black", lw=1, ls="--")
     total.text(components, 0.05, f" {components} for 95 %", fontsize=8)
     total.set(xlabel="eigenvalues", ylabel="share of the sum", ylim=(0, 1.02))

@@ -59,7 +59,8 @@ def test_measures_of_known_spectra():
     assert float(effective_rank(single)) == pytest.approx(1.0)
     assert float(stable_rank(torch.tensor([2.0, 1.0, 1.0]))) == pytest.approx(1.5)
     values = torch.tensor([3.0, 2.0, 1.0]).sqrt()  # energies 3, 2, 1 of 6
-    assert [int(energy_rank(values, share)) for share in (0.5, 0.6, 5 / 6, 0.9)] == [1, 2, 2, 3]
+    shares = (0.5, 0.6, 5 / 6, 0.9, 1.0)
+    assert [int(energy_rank(values, share)) for share in shares] == [1, 2, 2, 3, 3]
 
 
 def test_truncation_is_the_best_of_its_rank_and_whole_at_the_end():
