@@ -34,7 +34,7 @@ from lit_probattn.base.files import (
 from lit_probattn.base.provenance import git_revision, place, versions
 from lit_probattn.experiments.expectations import LEGEND, VERDICTS, Finding
 from lit_probattn.records.figures import PNG, SVG, ReportFigure, save_figure
-from lit_probattn.records.html import page_of
+from lit_probattn.records.html import body_of, page
 from lit_probattn.records.markdown import code_span, escaped, one_line
 from lit_probattn.records.tables import markdown_lines
 
@@ -214,7 +214,7 @@ class Page:
         texts[DATA] = json.dumps(self.data(), indent=1, ensure_ascii=False) + "\n"
         if html:
             carried = {f"{FIGURES}/{path.name}": path.read_bytes() for path in written}
-            texts[HTML] = page_of(self.title, texts[TEXT], carried)
+            texts[HTML] = page(self.title, body_of(texts[TEXT], carried))
         for name, text in texts.items():
             replace_text(folder / name, text)
         for name in earlier - set(texts):

@@ -63,8 +63,3 @@ def body_of(text: str, figures: Mapping[str, bytes] | None = None) -> str:
             token.attrs["src"] = f"data:{_TYPES[PurePosixPath(address).suffix]};base64,{encoded}"
     rendered: str = parser.renderer.render(tokens, parser.options, {})
     return rendered
-
-
-def page_of(title: str, text: str, figures: Mapping[str, bytes]) -> str:
-    """Convert Markdown to a whole page; see `body_of`."""
-    return page(title, body_of(text, figures))

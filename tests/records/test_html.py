@@ -9,14 +9,14 @@ import sys
 import pytest
 
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.records.html import body_of, page_of
+from lit_probattn.records.html import body_of, page
 from lit_probattn.records.markdown import escaped, one_line
 from tests.support.pages import Page
 
 
 def test_a_page_carries_its_pictures_and_nothing_else():
     text = "# One\n\n![x](figures/a.png)\n\n![y](figures/b.png) ![z](http://127.0.0.1/a.png)\n"
-    shown = Page(page_of("One", text, {"figures/a.png": b"a picture"}))
+    shown = Page(page("One", body_of(text, {"figures/a.png": b"a picture"})))
     carried = f"data:image/png;base64,{base64.b64encode(b'a picture').decode()}"
     assert shown.attributes("img", "src") == [
         *(carried, "figures/b.png", "http://127.0.0.1/a.png"),

@@ -51,11 +51,7 @@ def _of_tasks(row: Row, tasks: Mapping[str, Any]) -> Row:
 def points_of_grid(part: Part, place: Place, reduced: bool) -> Table:
     """Return the selected points of a grid of head sizes."""
     chosen = part["shortened"] if reduced else part
-    points = {
-        key: tuple(value) if isinstance(value, list) else value
-        for key, value in chosen["points"].items()
-    }
-    grid = Grid.read(part.folder / f"{chosen['grid']}.yaml", points)
+    grid = Grid.read(part.folder / f"{chosen['grid']}.yaml", chosen["points"])
     return grid.table(part.name, place, part["title"] + (", reduced" if reduced else ""))
 
 

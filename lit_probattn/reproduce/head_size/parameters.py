@@ -65,7 +65,7 @@ def matched_mlp_dim(fixed: Sizes) -> int:
     return width
 
 
-def matched_embed_dim(fixed: Sizes, multiple: int | None = None) -> int:
+def matched_embed_dim(fixed: Sizes, multiple: int) -> int:
     """Rule M2: return the embedding size of the baseline with equal parameters.
 
         d' = (−B + √(B² + 16 l T)) / (8 l),   B = 2 l d_ff + v,   T the parameters to match
@@ -74,11 +74,10 @@ def matched_embed_dim(fixed: Sizes, multiple: int | None = None) -> int:
 
     Args:
         fixed: the model to match.
-        multiple: round to a multiple of this. None means the number of heads, 1 no rounding.
+        multiple: round to a multiple of this.
     """
     layers = fixed.num_layers
     total = model_weights(fixed)
     b = 2 * layers * fixed.mlp_dim + fixed.vocab_size
     exact = (-b + (b * b + 16 * layers * total) ** 0.5) / (8 * layers)
-    step = fixed.num_heads if multiple is None else multiple
-    return max(step, round(exact / step) * step)
+    return max(multiple, round(exact / multiple) * multiple)
