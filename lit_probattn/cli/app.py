@@ -61,7 +61,6 @@ from lit_probattn.training.evaluation import (
     Scope,
     TestScores,
     differences,
-    limit_of,
 )
 from lit_probattn.training.init_from import Taken, init_from
 from lit_probattn.training.lightning_internals import BareCLI, meet_on_loopback, returns_results
@@ -393,13 +392,13 @@ class RunCLI(BareCLI):
                 f"{command} requires trained weights: add --ckpt_path best, last or a path"
             )
         config = self._config_dict()
-        scope = Scope(limit=limit_of(self.trainer, command))
+        scope = Scope.of(self.trainer, command)
 
         def plan() -> RunPlan:
             checkpoint = find_checkpoint(
                 self.settings, self.run_name, request, run_folder_of(self.files), config
             )
-            scope.differences = differences(checkpoint, config, self._sources)
+            scope.differences = differences(checkpoint, config, self._sources, scope.limit)
             new = getattr(self.datamodule, "new_path", None)
             scope.new_sha256 = None if new is None else self.datamodule.new_digest(new)
             folder = folder_of_checkpoint(checkpoint)

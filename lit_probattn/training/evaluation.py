@@ -50,8 +50,11 @@ _UNDECIDING = (
     *(f"{_ARGUMENTS}.{name}" for name in ("lr", "betas", "eps", "weight_decay", "compile")),
     *(f"{_ARGUMENTS}.{name}" for name in ("schedule", "schedule_steps", "warmup_steps")),
     *(f"{_ARGUMENTS}.{name}" for name in ("cycle_momentum", "activation_checkpointing")),
-    *(f"data.init_args.{name}" for name in ("batch_size", "eval_batch_size", "pad_multiple")),
+    "data.init_args.pad_multiple",
 )
+# Settings that affect scores only if not all samples of a split are scored, and those that say so.
+_BATCHES = ("data.init_args.batch_size", "data.init_args.eval_batch_size")
+_PARITY = "data.init_args.parity_eval"
 # Also those of one layer, or of an encoder.
 _UNDECIDING_AT_ANY_DEPTH = re.compile(rf"{re.escape(_ARGUMENTS)}\.(.*\.)?(backend|\w*dropout)")
 _SETTING = "run.test_during_training"
@@ -64,13 +67,22 @@ class Scope:
 
     Args:
         differences: settings, and data files with their SHA-256, that differ from the run.
-        limit: the trainer's limit of batches; None for the whole split.
+        limit: the trainer's limit of batches per process; None for the whole split.
+        num_ranks: number of processes, with a limit.
         new_sha256: SHA-256 of new samples; None without any.
     """
 
     differences: dict[str, Any] = field(default_factory=dict)
     limit: float | None = None
+    num_ranks: int | None = None
     new_sha256: str | None = None
+
+    @classmethod
+    def of(cls, trainer: pl.Trainer, command: str) -> Scope:
+        """Return the part of the split that a trainer scores; see `limit_of`."""
+        limit = limit_of(trainer, command)
+        several = limit is not None and trainer.world_size > 1
+        return cls(limit=limit, num_ranks=trainer.world_size if several else None)
 
     def path(self, folder: Path, stem: str, ending: str) -> Path:
         """Return the path of a result."""
@@ -103,11 +115,13 @@ def limit_of(trainer: pl.Trainer, command: str) -> float | None:
     return None if limit is None or (isinstance(limit, float) and limit == 1.0) else limit
 
 
-def differences(checkpoint: Path, config: dict[str, Any], sources: Sources) -> dict[str, Any]:
+def differences(
+    checkpoint: Path, config: dict[str, Any], sources: Sources, limit: float | None = None
+) -> dict[str, Any]:
     """Return the score-relevant settings that differ from the run that wrote a checkpoint.
 
     Empty for a checkpoint outside run folders. Options that did not exist in the run's version of
-    the package are ignored.
+    the package are ignored. Batch sizes count with a limit of batches, and with `parity_eval`.
 
     Raises:
         ConfigError: the weights were trained with another attention or task.
@@ -117,10 +131,12 @@ def differences(checkpoint: Path, config: dict[str, Any], sources: Sources) -> d
         return {}
     own = read_own_config(folder)
     flat, known = flatten(config), flatten(own)
+    free = _BATCHES if limit is None and flat.get(_PARITY) is None else ()
     found = [
         key
         for key in config_differences(own, config)
-        if key.startswith(_DECIDING) and _decides(key) and _is_known(key, known)
+        if key.startswith(_DECIDING)
+        if key not in free and _decides(key) and _is_known(key, known)
     ]
     others = [key for key in found if key == "model.class_path" or key.startswith(_ATTENTION)]
     if others:

@@ -17,7 +17,7 @@ import yaml
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.configs import read_yaml
 from lit_probattn.training.callbacks import PredictionWriter, predictions_frame
-from lit_probattn.training.evaluation import SampleCount, differences, limit_of
+from lit_probattn.training.evaluation import SampleCount, Scope, differences, limit_of
 from tests.support.helpers import error_of
 from tests.support.runs import only_version, rewound, run, stateful
 from tests.support.slow import mostly_slow
@@ -178,6 +178,27 @@ def test_what_decides_no_score_is_no_difference(trained):
     now["seed_everything"] = 7
     assert differences(checkpoint, now, dict) == {"seed_everything": 7}
     assert differences(folder / "checkpoints/converted.ckpt", now, dict) == {}
+
+
+@pytest.mark.parametrize("key", ["batch_size", "eval_batch_size"])
+def test_batch_sizes_are_differences_if_a_part_of_the_split_is_scored(trained, key):
+    folder = only_version(trained)
+    now = read_yaml(folder / "config.yaml")
+    checkpoint = folder / "checkpoints/step-00000006.ckpt"
+    assert differences(checkpoint, now, dict, limit=2) == {}
+    now["data"]["init_args"][key] = 3
+    assert differences(checkpoint, now, dict, limit=2) == {f"data.init_args.{key}": 3}
+    assert differences(checkpoint, now, dict) == {}
+    now["data"]["init_args"]["parity_eval"] = 4
+    assert differences(checkpoint, now, dict)[f"data.init_args.{key}"] == 3
+
+
+def test_a_part_depends_on_the_number_of_processes(tmp_path):
+    ranks = (SimpleNamespace(limit_test_batches=2, world_size=count) for count in (1, 2))
+    paths = [Scope.of(trainer, "test").path(tmp_path, "test", ".json") for trainer in ranks]
+    assert paths[0] != paths[1]
+    whole = SimpleNamespace(limit_test_batches=1.0, world_size=2)
+    assert Scope.of(whole, "test").path(tmp_path, "test", ".json").name == "test.json"
 
 
 @pytest.mark.parametrize(
