@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,9 @@ class Sequence:
     """One sequence in one layer."""
 
     sample_id: int  # index of its sample in the split
-    part: int  # index within the sample: text of a pair, window of an image; otherwise 0
+    # Index within the sample: text of a pair, window of an image, application of a shared layer, or
+    # 0; applications are counted before texts and windows.
+    part: int
     call: LayerCall  # restricted to this sequence
     tokens: list[int] | None = None  # token ids, if the model has any
 
@@ -63,8 +66,12 @@ def sequences(
     for batch in batches:
         with record(trained.task.model) as calls:
             trained.forward(batch)
-        chosen = [s for c in calls for s in _pick(c, batch, options.seed, padded)]
-        chosen = [s for s in chosen if s.call.query.shape[1] >= min_len]
+        applied: Counter[str] = Counter()
+        chosen: list[Sequence] = []
+        for call in calls:
+            picked = _pick(call, batch, options.seed, padded, applied[call.name])
+            chosen += [one for one in picked if one.call.query.shape[1] >= min_len]
+            applied[call.name] += 1
         found += len(chosen)
         yield chosen
     if not found:
@@ -73,7 +80,9 @@ def sequences(
         )
 
 
-def _pick(call: LayerCall, batch: dict[str, Any], seed: int, padded: bool) -> Iterator[Sequence]:
+def _pick(
+    call: LayerCall, batch: dict[str, Any], seed: int, padded: bool, application: int
+) -> Iterator[Sequence]:
     sample_ids, inputs = batch["sample_ids"].tolist(), batch["inputs"]
     per_sample = call.num_sequences // len(sample_ids)
     rows = inputs.flatten(0, -2) if not inputs.is_floating_point() else None
@@ -86,7 +95,7 @@ def _pick(call: LayerCall, batch: dict[str, Any], seed: int, padded: bool) -> It
         number = row * per_sample + part
         one = call.one(number, padded=padded)
         tokens = None if rows is None else rows[number, : one.query.shape[1]].tolist()
-        yield Sequence(sample_id, part, one, tokens)
+        yield Sequence(sample_id, application * per_sample + part, one, tokens)
 
 
 def longest(found: list[Sequence]) -> list[Sequence]:

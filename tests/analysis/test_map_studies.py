@@ -18,9 +18,11 @@ from lit_probattn.analysis.studies import distance, maps, rank, spectrum
 from lit_probattn.attention import LinearAttention, SoftmaxAttention
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.rows import RowStore
-from tests.analysis.made import change, checkpoint, layer_call, open_once
+from lit_probattn.configs import read_yaml
+from tests.analysis.made import change, checkpoint, layer_call, open_once, write_checkpoint
 from tests.support.helpers import error_of
 from tests.support.patching import check_figures
+from tests.support.paths import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +80,22 @@ def test_padded_maps_keep_the_rows_of_padding(tmp_path):
 
 
 @pytest.mark.usefixtures("sketches")
+@pytest.mark.usefixtures("sketches")
+def test_all_applications_of_a_shared_layer_count(tmp_path, capsys):
+    """Also those after the first, in studies that store rows by layer and sample."""
+    config = read_yaml(ROOT / "configs/tasks/tiny/lra_text.yaml")
+    entry = {"class_path": "lit_probattn.attention.MGKAttention", "init_args": {"num_heads": 2}}
+    config["model"]["init_args"] |= {"attention": entry, "share_layers": True, "num_layers": 3}
+    path = write_checkpoint(tmp_path / "run", config)
+    table = study("rank", path, tmp_path, "--num_samples", "2")
+    assert table["layer"].tolist() == [1] * 6
+    assert sorted(table["part"]) == [0, 0, 1, 1, 2, 2]
+    capsys.readouterr()
+    assert status("query_likelihood", path, tmp_path, "--num_samples", "2") == 0
+    queries = 2 * table["num_tokens"].sum()  # of two heads
+    assert f", {queries} queries x layers." in capsys.readouterr().out
+
+
 def test_interrupted_study_goes_on_where_it_stopped(tmp_path, monkeypatch):
     path = checkpoint(tmp_path, "sequence", "MGKAttention")
     whole = study("rank", path, tmp_path / "whole", "--num_samples", "4")

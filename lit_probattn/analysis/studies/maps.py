@@ -58,7 +58,8 @@ class Maps(ModelStudy):
             for head, values in enumerate(map_statistics(one.call, weights)):
                 rows.append({**columns, "head": head + 1, **values})
             if options.save_maps:
-                saved[f"sample{one.sample_id}_layer{numbers[one.layer]}"] = weights.numpy()
+                name = f"sample{one.sample_id}_layer{numbers[one.layer]}"
+                saved[f"{name}_part{one.part}" if name in saved else name] = weights.numpy()
         table = pd.DataFrame(rows)
         self.results.table(table)
         maps = {numbers[one.layer]: one.call.weights()[0].cpu() for one in self.longest}
