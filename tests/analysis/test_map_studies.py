@@ -93,7 +93,7 @@ def test_all_applications_of_a_shared_layer_count(tmp_path, capsys):
     capsys.readouterr()
     assert status("query_likelihood", path, tmp_path, "--num_samples", "2") == 0
     queries = 2 * table["num_tokens"].sum()  # of two heads
-    assert f", {queries} queries x layers." in capsys.readouterr().out
+    assert f", {queries} queries x heads x layers." in capsys.readouterr().out
 
 
 def test_interrupted_study_goes_on_where_it_stopped(tmp_path, monkeypatch):

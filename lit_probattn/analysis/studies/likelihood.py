@@ -54,8 +54,8 @@ class Likelihood(ModelStudy):
         self.results.figure(draw(table), claim)
         return (
             f"Negative log-likelihood of queries in nats, {rows['sample'].nunique()} samples of "
-            f"the {self.options.split} split, {int(rows['num_queries'].sum())} queries x layers. "
-            f"Mean over heads:\n\n{markdown_table(means)}"
+            f"the {self.options.split} split, {int(rows['num_queries'].sum())} queries x heads x "
+            f"layers. Mean over heads:\n\n{markdown_table(means)}"
         )
 
     def rows(self) -> pd.DataFrame:
