@@ -52,6 +52,15 @@ def copy_projections(state: Mapping[str, Tensor], layer: Attention) -> None:
     Raises:
         ValueError: the sizes do not match, or the layer has more than one key per position.
     """
+    layout = layer.layout
+    if layout.keys_per_head > 1 or layout.value_head_dim != layout.head_dim:
+        has = f"{layout.keys_per_head} keys per position"
+        if layout.keys_per_head == 1:
+            has = f"value heads of size {layout.value_head_dim}"
+        raise ValueError(
+            f"cannot copy heads of size {layout.head_dim} with one key per position: the new layer "
+            f"has {has}; use init=fresh"
+        )
     heads, width = layer.num_heads, layer.num_heads * layer.head_dim
     expected = {"qkv.weight": (3 * width, layer.embed_dim), "proj.weight": (layer.embed_dim, width)}
     for name, shape in expected.items():
@@ -78,8 +87,8 @@ def _choose_heads(rows: Tensor, num_heads: int, num_kept: int) -> Tensor:
     """Return the rows of the first head of each group: (H·E, …) -> (kept·E, …)."""
     if num_kept > num_heads:
         raise ValueError(
-            f"cannot copy {num_heads} heads into {num_kept}: copying supports only layers with "
-            "one key per position; use init=fresh"
+            f"cannot copy {num_heads} heads into {num_kept}: the new layer has more heads; use "
+            "init=fresh"
         )
     first = [-(-k * num_heads // num_kept) for k in range(num_kept)]
     return rows.unflatten(0, (num_heads, -1))[first].flatten(0, 1)

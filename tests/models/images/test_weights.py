@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -66,6 +67,19 @@ def test_projections_that_do_not_fit_are_refused_and_change_nothing():
     with pytest.raises(ValueError, match="one key per position"):
         load_timm_state_dict(model, swin(seed=1).state_dict(), projections=True)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("attention", "message"),
+    [
+        # As many rows of keys as the replaced layer: two keys of each of two heads.
+        (partial(MGKAttention, num_kv_heads=2), "has 2 keys per position"),
+        (partial(SoftmaxAttention, value_head_dim=3), "has value heads of size 3"),
+    ],
+)
+def test_copy_of_other_heads_is_refused(attention, message):
+    with pytest.raises(ValueError, match=message):
+        replace_attention(swin(), attention, stages=[1], init="copy")
 
 
 def test_state_dict_of_another_model_is_refused_and_changes_nothing():
