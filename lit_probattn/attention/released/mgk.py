@@ -192,9 +192,21 @@ class ReleasedMGKCore(MGKCore):
                 self.key_shift[:, 0] = 0.0
 
     def forward(self, call: HeadCall) -> Tensor:
-        """Compute attention, then replace the priors immediately, as released code does."""
+        """Compute attention, then replace the priors immediately, as released code does.
+
+        Raises:
+            NotImplementedError: the replaced priors would be used by groups of packed documents, or
+                by a recomputation in backward.
+        """
+        replaces = self.em_code_parity != "none" and self.training
+        if replaces and (call.packing is not None or in_backward()):
+            remedy = "set activation_checkpointing=False" if in_backward() else "pad the documents"
+            raise NotImplementedError(
+                f"em_code_parity={self.em_code_parity} replaces the priors after one call, but the "
+                f"same step has several calls of this layer: {remedy}"
+            )
         out = super().forward(call)
-        if self.em_code_parity != "none" and self.training and self.prior is not None:
+        if replaces and self.prior is not None:
             self.prior.apply_statistics(self.prior.statistics())
         return out
 

@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from lit_probattn.attention import LinearAttention, MLKAttention
 from lit_probattn.attention.released.mgk import ReleasedArguments, ReleasedOptions
@@ -246,6 +247,18 @@ def test_code_parity_is_refused_where_the_code_has_no_such_mode():
     for options in ({"num_components": 3}, {"prior_share": "head"}, {"num_kv_heads": 1}):
         with pytest.raises(ValueError, match="em_code_parity needs num_components=2"):
             make("code_lra_mgk_soft_e", **options)
+
+
+def test_code_parity_is_refused_if_a_step_has_several_calls():
+    """The first call updates the priors that the others would use."""
+    layer = make("code_lra_mgk_soft_e", max_positions=N)
+    x = torch.randn(B, N, C, dtype=torch.float64, requires_grad=True)
+    with pytest.raises(NotImplementedError, match="set activation_checkpointing=False"):
+        checkpoint(layer, x, use_reentrant=False).sum().backward()
+    bounds = torch.tensor([0, 2, N, 2 * N])
+    with pytest.raises(NotImplementedError, match="pad the documents"):
+        layer(x, cu_seqlens=bounds)
+    layer.eval()(x, cu_seqlens=bounds)
 
 
 @pytest.mark.parametrize(
