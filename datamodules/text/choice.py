@@ -10,13 +10,14 @@ from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 
+from datamodules.core.base import DataModule
 from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.files import expand
 from datamodules.text import learn
 from datamodules.text.source import TextSource
 from datamodules.text.token_files import files_of_encoder, read_encoder, read_subwords, read_words
 from datamodules.text.tokens import Tokens
-from lit_probattn.base.arguments import Range, check_argument
+from lit_probattn.base.arguments import Count, OnlyWith, Range, check_argument
 from lit_probattn.base.errors import DataError
 from lit_probattn.base.progress import progress
 
@@ -153,6 +154,30 @@ class TokenChoice:
     def read(cache: Cache) -> Tokens:
         """Read the tokens of a cache."""
         return Tokens.from_text(cache.text(_ARRAY))
+
+
+class OwnTokens(DataModule):
+    """The user's texts, whose tokens are learned from the training split.
+
+    Args:
+        tokens: Type of tokens: bytes, characters, words (separated by whitespace), or subwords
+            (byte-level pair encoding).
+        vocab_limit: Maximum size of the vocabulary, most frequent tokens first; the number of
+            sub-words.
+        min_count: Words with a lower count in the training split become `<unk>`.
+        **kwargs: Arguments of the parent class.
+    """
+
+    def __init__(
+        self,
+        *,
+        tokens: Unit = "bytes",
+        vocab_limit: Annotated[VocabLimit, OnlyWith(tokens=LEARNED)] = 8000,
+        min_count: Annotated[Count, OnlyWith(tokens="words")] = 2,
+        **kwargs: Any,
+    ) -> None:
+        self.choice = TokenChoice(tokens, vocab_limit, min_count)
+        super().__init__(**kwargs)
 
 
 def of_running_text(

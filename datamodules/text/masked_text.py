@@ -87,15 +87,7 @@ class MaskedText(WikiText103):
             `vocab_size` at least the vocabulary plus three.
     """
 
-    sets: tuple[str, ...] = (
-        *WikiText103.sets,
-        "batching",
-        "val_stride",
-        "test_stride",
-        "prompts",
-        "num_prompts",
-        "prompt_len",
-    )
+    sets = ("batching", "val_stride", "test_stride", "prompts", "num_prompts", "prompt_len")
 
     def __init__(self, *, tokenizer: str | None = None, **kwargs: Any) -> None:
         super().__init__(
@@ -111,7 +103,7 @@ class MaskedText(WikiText103):
         require_at_least(_SPECIAL, segment_len=self.segment_len)
         if tokenizer is not None:
             self._named["tokenizer"] = tokenizer
-            self.units = of_running_text(**self._named)
+            self.choice = of_running_text(**self._named)
 
     @property
     def pretrained(self) -> Tokens | None:

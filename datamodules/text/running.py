@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
@@ -24,11 +24,10 @@ from datamodules.core.own import (
     split_of,
     warn_ignored,
 )
-from datamodules.text.choice import LEARNED, TokenChoice, Unit, VocabLimit
+from datamodules.text.choice import OwnTokens
 from datamodules.text.segments import WindowSplit
 from datamodules.text.source import JoinedText, ParquetText, PlainText, TextSource, text_files
 from datamodules.text.stream import TextStream
-from lit_probattn.base.arguments import Count, OnlyWith
 from lit_probattn.base.errors import DataError
 from lit_probattn.base.files import digest, fingerprint
 
@@ -92,7 +91,7 @@ def _fingerprint(source: TextSource) -> bytes:
     return fingerprint(block.text.encode() for block in source.blocks())
 
 
-class OwnText(NewSamples, AtPath, Divided, TextStream):
+class OwnText(NewSamples, AtPath, Divided, OwnTokens, TextStream):
     """The user's text as one stream of tokens per split; every line ends with `<eos>`.
 
     If tokens are bytes or characters, the newline is the `<eos>`. Words outside the vocabulary
@@ -104,27 +103,13 @@ class OwnText(NewSamples, AtPath, Divided, TextStream):
     least 20, else groups of lines. `new_path` is a single file.
 
     Args:
-        tokens: Type of tokens: bytes, characters, words (separated by whitespace), or subwords
-            (byte-level pair encoding).
-        vocab_limit: Maximum size of the vocabulary, most frequent tokens first; the number of
-            sub-words.
-        min_count: Words with a lower count in the training text become `<unk>`.
-        **kwargs: Arguments of NewSamples, AtPath, Divided and TextStream.
+        **kwargs: Arguments of NewSamples, AtPath, Divided, OwnTokens and TextStream.
     """
 
     task = "own_text"
-    units: TokenChoice
 
-    def __init__(
-        self,
-        *,
-        tokens: Unit = "bytes",
-        vocab_limit: Annotated[VocabLimit, OnlyWith(tokens=LEARNED)] = 8000,
-        min_count: Annotated[Count, OnlyWith(tokens="words")] = 2,
-        **kwargs: Any,
-    ) -> None:
-        units = TokenChoice(tokens, vocab_limit, min_count)
-        super().__init__(units=units, **kwargs)
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self.path, self.title = expand(self.given_path), self.given_path
         self._found: dict[str, TextSource] = {}
         self._new_text: Cache | None = None
@@ -241,7 +226,7 @@ class OwnText(NewSamples, AtPath, Divided, TextStream):
     def size_lines(self) -> Iterator[str]:
         """Yield lines about the splits, and three samples."""
         counts, num_unknown = self.counts, self.num_unknown
-        yield f"tokens: {self.units.unit}, vocabulary {len(self.vocabulary)}"
+        yield f"tokens: {self.choice.unit}, vocabulary {len(self.vocabulary)}"
         for name in SPLITS:
             found, unknown = counts[name], num_unknown[name]
             lines = length_line(self._line_lengths(name), what="tokens per line")

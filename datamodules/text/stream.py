@@ -42,7 +42,6 @@ class TextStream(CachedDataModule):
     of the text.
 
     Args:
-        units: Type and number of tokens.
         segment_len: Number of tokens of a segment or window; the model's max_seq_len.
         batching: `columns` divides the training stream into batch_size columns that are read in
             parallel, in the same order in every epoch; `segments` shuffles its segments of
@@ -58,12 +57,12 @@ class TextStream(CachedDataModule):
         **kwargs: Arguments of DataModule.
     """
 
+    choice: TokenChoice  # set before the constructor
     title = "text"
     max_seq_len: int
 
     def __init__(
         self,
-        units: TokenChoice,
         segment_len: Count = 256,
         batching: Literal["columns", "segments"] = "columns",
         vocab_size: Count | None = None,
@@ -76,7 +75,6 @@ class TextStream(CachedDataModule):
     ) -> None:
         super().__init__(**kwargs)
         self.segment_len, self.batching = segment_len, batching
-        self.units = units
         self.max_seq_len, self.shuffles = segment_len, batching == "segments"
         self._vocab_size = vocab_size
         self.strides = {"val": val_stride or segment_len, "test": test_stride or segment_len}
@@ -134,7 +132,7 @@ class TextStream(CachedDataModule):
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that determine the content of the cache."""
-        return self.units.settings()
+        return self.choice.settings()
 
     def sources(self) -> list[Path]:
         """Return the text files."""
@@ -145,7 +143,7 @@ class TextStream(CachedDataModule):
         """Tokenise the text."""
         found = self.find()
         job = self.job(self.cache_spec, found)
-        text = job.text("vocabulary", lambda: self.units.make(found["train"]).text)
+        text = job.text("vocabulary", lambda: self.choice.make(found["train"]).text)
         self.tokenise(writer, job, TokenChoice.store(writer, text))
 
     def job(self, spec: CacheSpec, texts: dict[str, TextSource]) -> TokenisationJob:

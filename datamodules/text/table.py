@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +15,9 @@ from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.own import OwnSamples, Rows, beginning
 from datamodules.core.sequences import TokenSplit, as_targets, ragged_writer
 from datamodules.core.tables import TABLES, Table, labels_in, read_table
-from datamodules.text.choice import LEARNED, TokenChoice, Unit, VocabLimit
+from datamodules.text.choice import OwnTokens, TokenChoice
 from datamodules.text.tokens import Tokens
-from lit_probattn.base.arguments import Count, OnlyWith
+from lit_probattn.base.arguments import Count
 from lit_probattn.base.errors import DataError
 from lit_probattn.base.progress import progress
 
@@ -199,7 +199,7 @@ def _require_different(columns: dict[str, str]) -> None:
             )
 
 
-class LabelledTexts(Padded, TextTable):
+class LabelledTexts(OwnTokens, Padded, TextTable):
     """Texts and their class, from a CSV, TSV, JSON lines or Parquet file.
 
     Ids: 0 padding, then the tokens; a line of the text ends with `<eos>` (a newline if tokens
@@ -210,13 +210,8 @@ class LabelledTexts(Padded, TextTable):
         text_column: Column of the texts. Default: the first usual name, which is reported.
         label_column: Column of the labels, words or numbers. Default: the first usual name, which
             is reported.
-        tokens: Type of tokens: bytes, characters, words (separated by whitespace), or subwords
-            (byte-level pair encoding).
-        vocab_limit: Maximum size of the vocabulary, most frequent tokens first; the number of
-            sub-words.
-        min_count: Words with a lower count in the training split become `<unk>`.
         max_length: Longer texts are truncated to this number of tokens; the model's max_seq_len.
-        **kwargs: Arguments of Padded and OwnSamples.
+        **kwargs: Arguments of OwnTokens, Padded and OwnSamples.
     """
 
     task = "own_texts"
@@ -227,15 +222,11 @@ class LabelledTexts(Padded, TextTable):
         *,
         text_column: str | None = None,
         label_column: str | None = None,
-        tokens: Unit = "bytes",
-        vocab_limit: Annotated[VocabLimit, OnlyWith(tokens=LEARNED)] = 8000,
-        min_count: Annotated[Count, OnlyWith(tokens="words")] = 2,
         max_length: Count = 1024,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.columns = {"text_column": text_column, "label_column": label_column}
-        self.choice = TokenChoice(tokens, vocab_limit, min_count)
         self.max_seq_len = max_length
 
     @cached_property

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from datamodules.core.files import DAMAGED
-from datamodules.text.choice import TokenChoice, VocabLimit, of_running_text
+from datamodules.text.choice import VocabLimit, of_running_text
 from datamodules.text.releases import WIKITEXT
 from datamodules.text.source import ParquetText, PlainText, TextSource
 from datamodules.text.stream import TextStream
@@ -43,8 +43,6 @@ class WikiText103(TextStream):
 
     task = "wikitext103"
     title = "WikiText"
-    sets: tuple[str, ...] = ("units",)
-    units: TokenChoice
 
     def __init__(
         self,
@@ -57,8 +55,8 @@ class WikiText103(TextStream):
     ) -> None:
         self._named: dict[str, Any] = {"vocab_file": vocab_file, "subwords": subwords}
         self._named["tokenizer_file"] = tokenizer_file
-        units = of_running_text(**self._named)
-        super().__init__(units=units, **kwargs)
+        self.choice = of_running_text(**self._named)
+        super().__init__(**kwargs)
         self.corpus = self.title = corpus
 
     def settings(self) -> dict[str, Any]:
@@ -72,8 +70,8 @@ class WikiText103(TextStream):
     @property
     def published_counts(self) -> dict[str, int]:
         """Published counts of the corpus; empty for sub-words and other vocabularies."""
-        published = {} if self.units.by_subwords else dict(WIKITEXT[self.corpus].counts)
-        if self.units.file is not None:
+        published = {} if self.choice.by_subwords else dict(WIKITEXT[self.corpus].counts)
+        if self.choice.file is not None:
             published.pop("words", None)
         return published
 

@@ -68,7 +68,6 @@ class LM1B(PackedTraining, TokenBatches, TextStream):
 
     task = "lm1b"
     title = "LM1B"
-    units: TokenChoice
 
     def __init__(
         self,
@@ -83,15 +82,15 @@ class LM1B(PackedTraining, TokenBatches, TextStream):
         max_length: Count = 256,
         **kwargs: Any,
     ) -> None:
+        self.choice = of_running_text(None, subwords, tokenizer_file)
         super().__init__(
-            units=of_running_text(None, subwords, tokenizer_file),
             segment_len=max_length,
             batching="segments",
             val_stride=None,
             test_stride=None,
             **kwargs,
         )
-        if not self.units.by_subwords:
+        if not self.choice.by_subwords:
             raise DataError("LM1B consists of sub-words: set subwords or tokenizer_file")
         shards = {"test_shards": test_shards, "val_shards": val_shards}
         shares = {"val_fraction": val_fraction, "test_fraction": test_fraction}
