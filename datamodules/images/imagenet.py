@@ -18,7 +18,7 @@ from datamodules.core.own import ClassMap
 from datamodules.core.report import compare_size
 from datamodules.images.batches import ImageCollate, Mixing, RequestOrder
 from datamodules.images.files import ImageFiles, find_root, read_train, read_val
-from datamodules.images.samples import ImageSplit, keep_global_random_state, open_image
+from datamodules.images.samples import ImageSplit, open_image, posterize_to_black
 from lit_probattn.base.arguments import (
     NotNegative,
     OnlyWith,
@@ -50,7 +50,7 @@ def _augmentation(image_size: int, **options: Any) -> Any:
             f"auto_augment must be a policy of timm, such as rand-m9-mstd0.5-inc1, augmix-m5-w4 or "
             f"3a, received {options['auto_augment']!r} ({error})"
         ) from None
-    return keep_global_random_state(transform)
+    return posterize_to_black(transform)
 
 
 class ImageNet(ClassMap, DataModule):

@@ -98,7 +98,7 @@ def _damaged(path: Path, reason: str) -> str:
     )
 
 
-def keep_global_random_state(transform: Any) -> Any:
+def posterize_to_black(transform: Any) -> Any:
     """Let the posterize operations of a timm transform keep 0 bits, which gives black.
 
     Magnitudes are noisy, so timm sometimes requests 0 bits. Pillow returned a black image up to
