@@ -82,9 +82,9 @@ def compare(data: DataModule) -> Iterator[tuple[str, bool]]:
         yield compare_size(name, size, len(targets), equal and len(targets) == expected.num_samples)
 
 
-def compare_size(what: str, published: object, found: object, equal: bool) -> tuple[str, bool]:
-    """Return a line about a published size, and whether the size found is equal."""
-    return (
-        f"published {what}: {published}; here {found}: {'equal' if equal else 'DIFFERENT'}",
-        equal,
-    )
+def compare_size(
+    what: str, published: object, found: object, equal: bool | None = None
+) -> tuple[str, bool]:
+    """Return a line about a published size, and whether the size found is equal (by default ==)."""
+    same = published == found if equal is None else equal
+    return f"published {what}: {published}; here {found}: {'equal' if same else 'DIFFERENT'}", same

@@ -185,7 +185,7 @@ class ImageNet(ClassMap, DataModule):
 
     def compare_sizes(self) -> Iterator[tuple[str, bool]]:
         """Yield the number of classes and, if `verify` is set, the corrupt images."""
-        yield compare_size("classes", 1000, self.num_classes, self.num_classes == 1000)
+        yield compare_size("classes", 1000, self.num_classes)
         for name, files in self._folders.items() if self.verify else ():
             damaged = 0
             for index in range(len(files)):
