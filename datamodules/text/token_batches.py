@@ -142,13 +142,9 @@ class TokenBatches(DataModule):
         return "eval_max_tokens", self.eval_max_tokens or self.max_tokens
 
     @cached_property
-    def _steps_per_epoch(self) -> int:
-        return self._training_order().steps_per_epoch
-
-    @property
     def steps_per_epoch(self) -> int:
         """Optimiser steps of one pass over the training split (after `setup`)."""
-        return self._steps_per_epoch
+        return self._training_order().steps_per_epoch
 
     def require_tokens(self, lengths: Lengths, what: str, remedy: str) -> None:
         """Raise a DataError if the longest sample exceeds a batch."""
