@@ -259,7 +259,7 @@ def _write_split(
         for number, asked in enumerate(part.questions):
             advance(1)
             ids, offsets = encoded[asked.paragraph]
-            question = windows.question(tokeniser.encode_plain(asked.question)[0])
+            question = tokeniser.encode_plain(asked.question)[0][: windows.max_query_length]
             span = None
             if asked.answers:
                 text, begin = asked.answers[0]

@@ -29,9 +29,9 @@ class Window(NamedTuple):
     first: int
     size: int
 
-    def holds(self, span: tuple[int, int] | None) -> bool:
+    def holds(self, span: tuple[int, int]) -> bool:
         """Whether the piece contains a span of tokens, given as first and last token."""
-        return span is not None and self.first <= span[0] and span[1] < self.first + self.size
+        return self.first <= span[0] and span[1] < self.first + self.size
 
 
 class Windows(NamedTuple):
@@ -58,10 +58,6 @@ class Windows(NamedTuple):
                 f"max_query_length={self.max_query_length} tokens, plus {self.num_special} special "
                 f"tokens; raise max_length or lower max_query_length"
             )
-
-    def question(self, ids: Sequence[int]) -> Sequence[int]:
-        """Truncate the tokens of a question."""
-        return ids[: self.max_query_length]
 
     def pieces(self, question: int, text: int) -> Iterator[Window]:
         """Yield the pieces of a text, at least one.
