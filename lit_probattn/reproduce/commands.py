@@ -82,8 +82,8 @@ def _state(part: Part, place: Place) -> str:
     if kind == "uea":
         return "run by python -m lit_probattn.reproduce.uea"
     if kind == "sweep_figure":
-        done = sum(_has_rows(sweep, place) for sweep in part["sweeps"])
-        return f"{done} of {len(part['sweeps'])} sweeps have results"
+        with_rows = sum(_has_rows(sweep, place) for sweep in part["sweeps"])
+        return f"{with_rows} of {len(part['sweeps'])} sweeps have results"
     if kind == "sweep_table":
         sweep = part["sweep_on_gpu" if place.accelerator in ("gpu", "cuda") else "sweep"]
         return f"{int(_has_rows(sweep, place))} of 1 sweeps have results"
