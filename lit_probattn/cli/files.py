@@ -19,7 +19,12 @@ from lit_probattn.configs import (
     settings_of,
 )
 
-_SHORT = {"--seed": "--seed_everything", "--lr": "--model.init_args.lr"}
+# Short flags of `fit`; --seed is one of all commands.
+_SHORT = {
+    "--seed": "--seed_everything",
+    "--lr": "--model.init_args.lr",
+    "--init_from": "--run.init_from",
+}
 # Flags that accept the name of a file, by its kind; and what such a file must set.
 NAMED = {
     "task": "the class of a model (model.class_path)",
@@ -43,7 +48,7 @@ def prepared(arguments: Sequence[str]) -> tuple[list[str], dict[str, dict[str, A
     Raises:
         ConfigError: a file or a flag that names one is invalid, or a linked argument is given.
     """
-    words = with_initial_weights(with_named_files(take_flags(arguments)))
+    words = with_named_files(take_flags(arguments))
     contents = read_config_files(config_files(words))
     words = with_run_flags(words, contents.values())
     for word in words:
@@ -125,7 +130,7 @@ def with_named_files(arguments: Sequence[str]) -> list[str]:
 
 
 def with_run_flags(arguments: Sequence[str], contents: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Replace `--seed`, `--lr` and `--steps` of `fit`, which are the same as in `compare`.
+    """Replace the short flags of `fit`, and `--steps`, which is the same as in `compare`.
 
     `--steps` also shortens warm-up, schedule and intervals (`run_folder.shorter`); flags that set
     these have precedence. Intervals of validations count the micro-batches that a flag sets.
@@ -135,16 +140,19 @@ def with_run_flags(arguments: Sequence[str], contents: Iterable[Mapping[str, Any
         contents: configuration files, in order.
 
     Raises:
-        ConfigError: `--steps` is not a positive integer.
+        ConfigError: `--steps` is not a positive integer, or a command that does not train has
+            initial weights.
     """
     words: list[str] = []
-    steps = None
+    steps, fits = None, arguments[:1] == ["fit"]
     rest = iter(arguments)
     for word in rest:
         flag, equals, value = word.partition("=")
-        if arguments[0] == "fit" and flag == "--steps":
+        if flag in ("--init_from", "--run.init_from") and not fits:
+            raise ConfigError(f"{flag} applies to fit; {arguments[0]} loads weights by --ckpt_path")
+        if fits and flag == "--steps":
             steps = value if equals else next(rest, "")
-        elif flag == "--seed" or (arguments[0] == "fit" and flag == "--lr"):
+        elif flag in _SHORT and (fits or flag == "--seed"):
             words.append(_SHORT[flag] + equals + value)
         else:
             words.append(word)
@@ -171,25 +179,6 @@ def _micro_batches_of(words: Sequence[str]) -> dict[str, int]:
         if flag == f"--{key}" and value.isdigit():
             found[key] = int(value)
     return found
-
-
-def with_initial_weights(arguments: Sequence[str]) -> list[str]:
-    """Replace `--init_from` by `--run.init_from`.
-
-    Raises:
-        ConfigError: the command does not train.
-    """
-    short, whole = "--init_from", "--run.init_from"
-    given = [word for word in arguments if word.partition("=")[0] in (short, whole)]
-    if given and arguments[0] != "fit":
-        raise ConfigError(
-            f"{given[0].partition('=')[0]} applies to fit; {arguments[0]} loads weights by "
-            f"--ckpt_path"
-        )
-    return [
-        word.replace(short, whole, 1) if word.partition("=")[0] == short else word
-        for word in arguments
-    ]
 
 
 def _check_kind(kind: str, path: str) -> None:
