@@ -86,16 +86,18 @@ def result_store(path: Path) -> RowStore[RunResult]:
     return RowStore(path, RunResult, ("name",), is_final=lambda result: False)
 
 
-def checked(content: Any) -> dict[str, Any]:
-    """Return a validated result.
+def keep_result(path: Path, content: Any) -> dict[str, Any]:
+    """Append a result to the file of its run; return it.
 
     Raises:
         ConfigError: a field is missing or invalid; the message names it.
     """
     try:
-        return RunResult.model_validate(content).model_dump()
+        result = RunResult.model_validate(content)
     except ValidationError as error:
         raise ConfigError(describe(error, RunResult.model_fields)) from None
+    result_store(path).add(result)
+    return result.model_dump()
 
 
 def read_result(

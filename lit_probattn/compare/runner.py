@@ -10,7 +10,7 @@ from typing import Any
 
 from lit_probattn.base.errors import ChildError
 from lit_probattn.base.provenance import shown_command
-from lit_probattn.compare.results import checked
+from lit_probattn.compare.results import keep_result
 from lit_probattn.compare.runs import Run
 from lit_probattn.experiments.runner import Command, Job, Outcome, Runner, Work
 from lit_probattn.training.checkpoints import newest_good_checkpoint, step_of
@@ -96,8 +96,8 @@ class RunJob(Job):
         counted = dict(self.facts(run))
         every = run.task.metrics.values()
         values |= {m.name: m.value(counted) for m in every if m.command == "count"}
-        result = checked(run_result(run, version, values, report, seconds) | counted)
-        run.keep(result)
+        found = run_result(run, version, values, report, seconds) | counted
+        result = keep_result(run.result_path, found)
         numbers = ", ".join(f"{k} {v:.2f}" for k, v in result["values"].items())
         return f"{numbers}; {minutes_of(result)} minutes"
 

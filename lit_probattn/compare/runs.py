@@ -30,7 +30,7 @@ from lit_probattn.compare.protocol import (
     setting,
     start_of,
 )
-from lit_probattn.compare.results import RunResult, read_result, result_store
+from lit_probattn.compare.results import read_result
 from lit_probattn.compare.tables import Metric, Row, TaskEntry
 from lit_probattn.configs import class_of, parameters_of
 from lit_probattn.training.checkpoints import list_checkpoints
@@ -292,14 +292,6 @@ class Run:
         if now is None:
             return []
         return sorted(k for k in now.keys() | before.keys() if now.get(k) != before.get(k))
-
-    def keep(self, result: Mapping[str, Any]) -> None:
-        """Append the result to the file.
-
-        Raises:
-            ConfigError: a field is missing or invalid.
-        """
-        result_store(self.result_path).add(RunResult.model_validate(result))
 
 
 def with_starts(runs: Iterable[Run]) -> list[Run]:
