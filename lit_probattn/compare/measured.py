@@ -12,6 +12,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from lit_probattn.analysis.studies.curves import by_step, read_run
 from lit_probattn.attention import recorded_choices
 from lit_probattn.compare.model import build_task, counts, make_inputs, training_step
 from lit_probattn.compare.protocol import differing, setting
@@ -234,15 +235,15 @@ def _parts(rows: Mapping[str, Any], most: int) -> list[dict[str, Any]]:
 def logs_of(
     results: Sequence[tuple[Run, Mapping[str, Any]]],
 ) -> list[tuple[Run, pd.DataFrame]]:
-    """Return the finished runs whose metrics.csv exists, with its content."""
-    paths = [(run, run.folder_of(result) / METRICS) for run, result in results]
-    return [(run, pd.read_csv(path)) for run, path in paths if path.is_file()]
+    """Return the finished runs whose metrics.csv exists, with the rows of `read_run`."""
+    folders = [(run, run.folder_of(result)) for run, result in results]
+    return [(run, read_run(place)) for run, place in folders if (place / METRICS).is_file()]
 
 
 def test_curve_of(monitor: str, logs: Sequence[pd.DataFrame]) -> str | None:
     """Return the test metric that corresponds to a validation metric; None unless all logged it."""
     name = f"test/{monitor.removeprefix('val/')}"
-    return name if all(name in log for log in logs) else None
+    return name if all(name in set(log["metric"]) for log in logs) else None
 
 
 def _curve(
@@ -257,11 +258,8 @@ def _curve(
     style: Mapping[str, Any] | None = None,
 ) -> None:
     """Draw mean and range of several runs over their common steps."""
-    series = []
-    for log in logs:
-        if key in log:
-            values = log.dropna(subset=[key]).drop_duplicates("step", keep="last")
-            series.append(values.set_index("step")[key].rolling(smooth, min_periods=1).mean())
+    curves = [found for log in logs if len(found := by_step(log, key))]
+    series = [one.rolling(smooth, min_periods=1).mean() for one in curves]
     if not series:
         return
     table = scale * pd.concat(series, axis=1, join="inner")

@@ -109,6 +109,12 @@ def read_run(folder: Path, label: str = "") -> pd.DataFrame:
     return long
 
 
+def by_step(logged: pd.DataFrame, metric: str) -> pd.Series:
+    """Return a metric of a run by step, the last of several values; empty if it was not logged."""
+    part = logged[logged["metric"] == metric].drop_duplicates("step", keep="last")
+    return part.set_index("step")["value"].sort_index()
+
+
 def name_of(folder: Path) -> str:
     """Return the default label of a run, NAME/VERSION."""
     return f"{folder.resolve().parent.name}/{folder.resolve().name}"

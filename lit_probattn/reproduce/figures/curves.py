@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from lit_probattn.analysis.studies.curves import grows, read_run
+from lit_probattn.analysis.studies.curves import by_step, grows, read_run
 from lit_probattn.compare.runs import Run
 from lit_probattn.training.logs import FILE_NAME
 
@@ -23,9 +23,8 @@ def curve_of(run: Run, result: Mapping[str, Any], metric: str) -> pd.Series | No
     folder = run.folder_of(result)
     if not (folder / FILE_NAME).is_file():
         return None
-    logged = read_run(folder)
-    part = logged[logged["metric"] == metric].drop_duplicates("step", keep="last")
-    return part.set_index("step")["value"].sort_index() if len(part) else None
+    found = by_step(read_run(folder), metric)
+    return found if len(found) else None
 
 
 def smoothed(curve: pd.Series, metric: str) -> pd.Series:
