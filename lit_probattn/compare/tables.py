@@ -244,15 +244,18 @@ class Table:
 
 
 def check_keys(
-    where: str, entry: Mapping[str, Any], required: Sequence[str], optional: Sequence[str]
+    where: str,
+    entry: Mapping[str, Any],
+    required: Sequence[str],
+    optional: Sequence[str] | None = None,
 ) -> None:
-    """Reject an entry with an unknown or missing key.
+    """Reject an entry with an unknown or missing key; `optional` None allows any other key.
 
     Raises:
         ConfigError: there is such a key.
     """
-    known = (*required, *optional)
-    for key in entry:
+    known = (*required, *(optional or ()))
+    for key in entry if optional is not None else ():
         if key not in known:
             raise ConfigError(f"{where}: unknown key {key!r}{nearest(key, known)}")
     for key in required:
@@ -318,9 +321,8 @@ def read_table(name: str, folder: Path = FOLDER) -> Table:
     """
     path = folder / f"{name}.yaml"
     content = read_yaml(path)
-    for key in ("title", "tasks", "seeds", "published_runs", "baseline", "rows"):
-        if key not in content:
-            raise ConfigError(f"{path} does not set {key}")
+    required = ("title", "tasks", "seeds", "published_runs", "baseline", "rows")
+    check_keys(str(path), content, required)
     known = read_tasks(folder)
     missing = [task for task in content["tasks"] if task not in known]
     if missing:

@@ -16,7 +16,7 @@ import fnmatch
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from datamodules.series.archive import ARCHIVES, check_name
 from datamodules.series.uea import UEA
@@ -27,7 +27,7 @@ from lit_probattn.compare.command import run
 from lit_probattn.compare.flags import Place, add_flags, place_of
 from lit_probattn.compare.report import Report
 from lit_probattn.compare.runs import Run
-from lit_probattn.compare.tables import AVERAGE, Metric, Row, Table, TaskEntry
+from lit_probattn.compare.tables import AVERAGE, Metric, Row, Table, TaskEntry, check_keys
 from lit_probattn.configs import attention_entry, read_yaml
 
 MODULE = "lit_probattn.reproduce.uea"
@@ -85,9 +85,8 @@ def make_table(
         DataError: an archive is unknown, or its files are malformed.
     """
     content = read_yaml(path)
-    for key in ("task", "seeds", "variants", "protocols", "archives", "others"):
-        if key not in content:
-            raise ConfigError(f"{path} does not set {key}")
+    required = ("task", "seeds", "variants", "protocols", "archives", "others")
+    check_keys(str(path), content, required)
     names = list(archives or content["archives"])
     tasks: dict[str, TaskEntry] = {}
     unknown: dict[str, str] = {}
@@ -248,18 +247,9 @@ def make_parser() -> argparse.ArgumentParser:
     add("--archives", nargs="+", help="archives, or `all` (default: those of the table)")
     add("--variants", nargs="+", help="names of the table, or names or files of configs/attention")
     add("--epochs", type=at_least(1), help="number of epochs, overriding the recipes")
-    add(
-        "--source",
-        choices=("released", "bundled"),
-        default="released",
-        help="bundled: from aeon",
-    )
-    add(
-        "--select_on",
-        choices=("val", "test"),
-        default="val",
-        help="test: select on test data, as in the papers; flagged in every result",
-    )
+    add("--source", choices=get_args(Source), default="released", help="bundled: from aeon")
+    text = "test: select on test data, as in the papers; flagged in every result"
+    add("--select_on", choices=get_args(Selection), default="val", help=text)
     add_flags(parser, out=OUT, accelerator="cpu")
     return parser
 
