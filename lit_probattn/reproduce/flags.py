@@ -9,7 +9,7 @@ The rows are those of configs/released_flags.yaml.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import yaml
 from lit_probattn.base.arguments import Parser
 from lit_probattn.base.config_files import find
 from lit_probattn.base.errors import ConfigError, reports
+from lit_probattn.compare.tables import record
 from lit_probattn.convert.layer_names import LAYOUTS
 from lit_probattn.records.tables import markdown_table
 
@@ -50,30 +51,41 @@ class Flags:
 
     Args:
         flags: flags of the authors' code.
-        attention: file below configs/attention, or None.
-        intended: whether the file computes the intended instead of the actual behaviour.
-        task: file below configs/tasks.
-        own_task: whether the row names a separate task.
-        options: options to add.
+        does, intends: file below configs/attention that computes what the code does, or what it
+            intends to do; None without attention.
+        task: file below configs/tasks, if it is not that of the code base.
+        set: options to add.
         note: further remarks.
     """
 
     flags: str
-    attention: str | None
-    intended: bool
-    task: str
-    own_task: bool
-    options: dict[str, Any] = field(default_factory=dict)
+    does: str | None = None
+    intends: str | None = None
+    task: str | None = None
+    set: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
+
+    @property
+    def attention(self) -> str | None:
+        """File below configs/attention, or None."""
+        return self.does or self.intends
 
 
 @dataclass(frozen=True)
 class CodeBase:
-    """The rows of one code base."""
+    """The rows of one code base.
+
+    Args:
+        name: its name.
+        code: its address.
+        task: file below configs/tasks of rows without one.
+        rows: the rows.
+    """
 
     name: str
     code: str
-    rows: list[Flags]
+    task: str
+    rows: Sequence[Flags]
 
 
 def read_flags(path: Path = FILE) -> list[CodeBase]:
@@ -86,26 +98,18 @@ def read_flags(path: Path = FILE) -> list[CodeBase]:
     if not place.is_file():
         raise ConfigError(f"missing file {path}, which is part of the source repository")
     content = yaml.safe_load(place.read_text(encoding="utf-8"))
-    return [CodeBase(one["name"], one["code"], list(_rows(one, path))) for one in content]
+    return [
+        record(CodeBase, str(path), {**one, "rows": [_row(row, path) for row in one["rows"]]})
+        for one in content
+    ]
 
 
-def _rows(part: dict[str, Any], path: Path) -> Iterator[Flags]:
-    for row in part["rows"]:
-        unknown = set(row) - {"flags", "does", "intends", "task", "set", "note"}
-        if unknown or ("does" in row and "intends" in row):
-            raise ConfigError(
-                f"{path}: row {row.get('flags')}: expected one of does and intends, and flags, "
-                f"task, set, note, received {', '.join(sorted(row))}"
-            )
-        yield Flags(
-            flags=row["flags"],
-            attention=row.get("does", row.get("intends")),
-            intended="intends" in row,
-            task=row.get("task", part["task"]),
-            own_task="task" in row,
-            options=row.get("set", {}),
-            note=row.get("note", ""),
-        )
+def _row(entry: Mapping[str, Any], path: Path) -> Flags:
+    where = f"{path}: row {entry.get('flags')}"
+    found = record(Flags, where, entry)
+    if found.does and found.intends:
+        raise ConfigError(f"{where}: expected one of does and intends")
+    return found
 
 
 def make_page(table: Sequence[CodeBase]) -> str:
@@ -114,8 +118,7 @@ def make_page(table: Sequence[CodeBase]) -> str:
     for one in table:
         rows = [[f"`{row.flags}`", _file(row), _options(row), row.note] for row in one.rows]
         lines = markdown_table(pd.DataFrame(rows, columns=["flags", "file", "add", "note"]))
-        usual = next(row.task for row in one.rows if not row.own_task)
-        parts += [f"## {one.name}\n\n`{one.code}`. Task: `{usual}`.", lines]
+        parts += [f"## {one.name}\n\n`{one.code}`. Task: `{one.task}`.", lines]
     layouts = [[f"`{name}`", layout.source] for name, layout in LAYOUTS.items()]
     parts += [_LAYERS, markdown_table(pd.DataFrame(layouts, columns=["layout", "layer"]))]
     return "\n\n".join(parts) + "\n"
@@ -123,13 +126,13 @@ def make_page(table: Sequence[CodeBase]) -> str:
 
 def _file(row: Flags) -> str:
     if row.attention is None:
-        return f"task `{row.task}`" if row.own_task else ""
-    told = f"`{row.attention}`" + (f" after task `{row.task}`" if row.own_task else "")
-    return f"intended: {told}" if row.intended else told
+        return f"task `{row.task}`" if row.task else ""
+    told = f"`{row.attention}`" + (f" after task `{row.task}`" if row.task else "")
+    return f"intended: {told}" if row.intends else told
 
 
 def _options(row: Flags) -> str:
-    return ", ".join(f"`{name} {value}`" for name, value in row.options.items())
+    return ", ".join(f"`{name} {value}`" for name, value in row.set.items())
 
 
 @reports(ConfigError, OSError)

@@ -14,7 +14,8 @@ from lit_probattn.configs import class_of, read_yaml
 from lit_probattn.reproduce.flags import FILE, main, make_page, read_flags
 from tests.support.paths import ROOT, shipped
 
-ROWS = [row for one in read_flags(ROOT / FILE) for row in one.rows]
+CODE = read_flags(ROOT / FILE)
+ROWS = [row for one in CODE for row in one.rows]
 
 
 def entry(row):
@@ -30,13 +31,16 @@ def test_the_page_is_made_from_the_table(tmp_path, capsys):
     assert capsys.readouterr().out == (tmp_path / "page.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.flags)
-def test_files_and_options_of_a_row_exist(row):
-    task = find(f"configs/tasks/{row.task}")
+@pytest.mark.parametrize(
+    ("row", "task"),
+    [pytest.param(row, row.task or one.task, id=row.flags) for one in CODE for row in one.rows],
+)
+def test_files_and_options_of_a_row_exist(row, task):
+    task = find(f"configs/tasks/{task}")
     assert task.is_file()
     names = inspect.signature(class_of(read_yaml(task)["model"]["class_path"])).parameters
     own = {}
-    for name, value in row.options.items():
+    for name, value in row.set.items():
         part, _, option = name.partition(".")
         assert part in ("model", "attention")
         if part == "model":
@@ -44,7 +48,7 @@ def test_files_and_options_of_a_row_exist(row):
         else:
             own[option] = value
     if row.attention is None:
-        assert row.note or row.own_task or row.options
+        assert row.note or row.task or row.set
         assert not own
         return
     given = entry(row)
@@ -60,7 +64,7 @@ def test_every_released_file_is_named():
     paths = (*shipped("attention"), *shipped("task"))
     files = {p.relative_to(folder).as_posix() for p in paths if "as_released" in p.parts}
     named = {f"attention/{row.attention}" for row in ROWS if row.attention}
-    named |= {f"tasks/{row.task}" for row in ROWS if row.own_task}
+    named |= {f"tasks/{row.task}" for row in ROWS if row.task}
     assert files <= named, sorted(files - named)
 
 
@@ -68,7 +72,7 @@ def test_what_the_code_intends_is_said():
     """A file that begins with `intended` is what a row intends; others are what a row does."""
     for row in ROWS:
         if row.attention and row.attention.rpartition("/")[2].startswith("intended"):
-            assert row.intended, row.flags
+            assert row.intends, row.flags
 
 
 def test_a_row_that_is_none_is_refused(tmp_path):
@@ -85,7 +89,7 @@ def test_linear_attention_of_type_4():
     """Sums of φ(q)·φ(k)/√E plus 1e-5: features as they are, the eps of the table."""
     row = next(row for row in ROWS if row.flags == "--attn_type 4")
     given = entry(row)
-    options = {name.partition(".")[2]: value for name, value in row.options.items()}
+    options = {name.partition(".")[2]: value for name, value in row.set.items()}
     cls = class_of(given["class_path"])
     layer = cls(24, head_dim=16, **{**given["init_args"], **options, "num_heads": 2}).double()
     x = 3 * torch.randn(2, 7, 24, dtype=torch.float64) - 20  # small features: the eps is felt
