@@ -219,24 +219,40 @@ def _terms(frame: pd.DataFrame) -> list[str]:
 
 
 def load_results(folder: Path) -> list[ProfileRow]:
-    """Return the rows of all shards in a folder, each point once; ConfigError if there are none."""
+    """Return the rows of all shards in a folder, each point once, if possible with values.
+
+    Raises:
+        ConfigError: there are none, or two shards counted a point differently.
+    """
     files = sorted(folder.glob("rows*.jsonl"))
     if not files:
         raise ConfigError(f"no results in {folder} (rows*.jsonl); run lit-probattn sweep first")
-    rows: list[ProfileRow] = []
-    seen: dict[tuple[str, int], ProfileRow] = {}
+    points: dict[str, list[ProfileRow]] = {}
     for path in files:
+        found: dict[str, list[ProfileRow]] = {}
         for row in read_rows(path):
-            first = seen.setdefault((row.point_id, row.row_index), row)
-            if first is row:
-                rows.append(row)
-            elif (first.macs, first.num_parameters) != (row.macs, row.num_parameters):
-                raise ConfigError(
-                    f"{path}: counts of the point {row.point_id} differ from {files[0]}"
-                )
+            found.setdefault(row.point_id, []).append(row)
+        for name, mine in found.items():
+            first = points.setdefault(name, mine)
+            if first is mine or not _has_values(mine):
+                continue
+            if not _has_values(first):
+                points[name] = mine
+            elif _counts(first) != _counts(mine):
+                raise ConfigError(f"{path}: counts of the point {name} differ from {files[0]}")
+    rows = [row for point in points.values() for row in point]
     if not rows:
         raise ConfigError(f"the sweep in {folder} is empty: no point is complete")
     return rows
+
+
+def _has_values(point: Sequence[ProfileRow]) -> bool:
+    return not any(row.status in ("failed", "skipped") for row in point)
+
+
+def _counts(point: Sequence[ProfileRow]) -> list[tuple[int | None, int | None]]:
+    counted = [row for row in point if row.quantity == "cost"]
+    return [(row.macs, row.num_parameters) for row in counted]
 
 
 def require_one_version(frame: pd.DataFrame) -> None:

@@ -16,7 +16,13 @@ from lit_probattn.experiments.page import write_front_page
 from profiling.cost.exact import layer_of_row
 from profiling.measure.rows import read_rows, to_frame
 from profiling.report.efficiency import efficiency_lines
-from profiling.report.page import agreement, require_baselines, unequal_lines, write_report
+from profiling.report.page import (
+    agreement,
+    load_results,
+    require_baselines,
+    unequal_lines,
+    write_report,
+)
 from profiling.report.ratios import METRICS, crossovers, ratio_table, relative_errors
 from profiling.sweep.config import Figure
 from profiling.sweep.run import run_sweep
@@ -266,6 +272,22 @@ def test_shards_that_count_one_point_differently_are_refused(results, rows, tmp_
     append_rows(tmp_path / "rows.1-of-2.jsonl", other)
     with pytest.raises(ConfigError, match=r"counts of the point .* differ"):
         write_report(results[0], tmp_path, tmp_path / "out")
+
+
+@pytest.mark.parametrize("status", ["failed", "skipped"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_point_that_one_shard_could_not_measure_is_that_of_another(
+    rows, tmp_path, status, is_first
+):
+    """As on machines with less memory; a skipped point also has the row of its prediction."""
+    point = [row for row in rows if row.point_id == rows[0].point_id]
+    lost = {"status": status, "rows_in_point": 1, "macs": None, "num_parameters": None}
+    files = ("rows.a.jsonl", "rows.b.jsonl")
+    first, second = files if is_first else files[::-1]
+    append_rows(tmp_path / first, [point[0].model_copy(update=lost)])
+    append_rows(tmp_path / second, rows)
+    found = load_results(tmp_path)
+    assert sorted(map(repr, found)) == sorted(map(repr, rows))
 
 
 def test_empty_sweep(tmp_path):
