@@ -19,7 +19,7 @@ from lit_probattn.measure.memory import (
     nvml_energy_j,
     nvml_used_bytes,
 )
-from lit_probattn.measure.timing import captured, quantile, time_columns, time_sides
+from lit_probattn.measure.timing import alone_on, captured, quantile, time_columns, time_sides
 from profiling.measure.rows import ProfileRow, Source
 from profiling.sweep.count import count_costs
 from profiling.sweep.models import make_step
@@ -137,9 +137,12 @@ def measure_time(point: Point) -> list[ProfileRow]:
     def seconds_of(function: Callable[[], object]) -> list[float]:
         return time_sides({"step": function}, device=device, warmup=0, **limits)["step"]
 
-    before = nvml_energy_j(device)
-    seconds = seconds_of(step)
-    after = nvml_energy_j(device)
+    with alone_on(device):  # the energy of other timings does not count, nor that of the warm-up
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        before = nvml_energy_j(device)
+        seconds = seconds_of(step)
+        after = nvml_energy_j(device)
     energy = None if before is None or after is None else (after - before) / len(seconds)
     entry: dict[str, Any] = {**time_columns(seconds), "energy_j": energy}
     if device.type == "cuda":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from unittest import mock
@@ -72,19 +73,32 @@ def test_a_gpu_times_calls_from_python_and_the_replayed_graph(replays, monkeypat
             return "replay"
         raise UnsupportedError("the call waits for the device")
 
+    @contextlib.contextmanager
+    def alone(device):
+        calls.append("alone")
+        yield
+        calls.append("done")
+
+    def energy(device):
+        calls.append("energy")
+        return float(len(calls))
+
     for name, value in {
         "make_step": lambda point, device: (step, None),
         "captured": graph,
-        "nvml_energy_j": lambda device: None,
+        "alone_on": alone,
+        "nvml_energy_j": energy,
         "time_sides": lambda sides, **_: {"step": [2.0 if sides["step"] == "replay" else 5.0]},
     }.items():
         monkeypatch.setattr(points, name, value)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda device: calls.append("waited"))
     calls = []
     step = functools.partial(calls.append, "call")
     config = sweep(measure=["time"], device="cuda", grid={"embed_dim": [8], "seq_len": [16]})
     (row,) = points.measure_point(make_plan(config, ROOT)[0])
-    assert calls == ["call"] * config.timing.warmup
-    assert (row.status, row.time_median_s) == ("ok", 5.0)
+    energies = ["alone", "waited", "energy", "energy", "done"]
+    assert calls == ["call"] * config.timing.warmup + energies
+    assert (row.status, row.time_median_s, row.energy_j) == ("ok", 5.0, 1.0)
     expected = (2.0, None) if replays else (None, "no CUDA graph: the call waits for the device")
     assert (row.graph_median_s, row.reason) == expected
 
