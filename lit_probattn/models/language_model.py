@@ -138,17 +138,23 @@ class LanguageModel(nn.Module):
             key_mask: real tokens, (B, N). None means all.
             rng: key of attention dropout and noise.
             positions: position of each token, (B, N), in segments of `max_seq_len` tokens, as
-                passed by `generate`. None counts from 0 in segments of exactly these tokens.
+                passed by `generate`. None counts from 0 in segments of exactly these tokens;
+                sinusoids with `caches` need positions.
             caches: keys and values of earlier tokens, from `new_caches`.
             cu_seqlens: bounds of packed documents over the B · N tokens, (D + 1,) integers, or a
                 `Packing`. Each document is a segment; `rng.sample_ids` are then the documents',
                 (D,).
 
         Raises:
-            ValueError: a segment has more tokens than `max_seq_len`; or packed documents
-                are combined with positions or caches.
+            ValueError: a segment has more tokens than `max_seq_len`; packed documents are combined
+                with positions or caches; or there are caches, but no positions.
         """
         packing = packing_of(cu_seqlens)
+        if caches is not None and positions is None and self.positions is not None:
+            raise ValueError(
+                "received caches without positions: pass the position of each token in its "
+                "segment, (B, N), counted over the tokens in the caches as well"
+            )
         if packing is not None:
             refuse_beside_documents(positions=positions, caches=caches)
         x = self.encoder(

@@ -227,6 +227,13 @@ def test_decoding_from_caches_equals_the_full_pass(attention, positions):
     torch.testing.assert_close(torch.stack(steps, 1), whole[:, 3:], rtol=1e-4, atol=1e-5)
 
 
+def test_tokens_after_those_in_caches_need_their_positions():
+    """They would otherwise have the positions of a new segment."""
+    model = small()
+    with pytest.raises(ValueError, match="received caches without positions"):
+        model(tokens(2), caches=model.new_caches())
+
+
 def test_only_scored_tokens_reach_the_output():
     model = small()
     inputs = tokens(2)
