@@ -117,18 +117,24 @@ def _layer_mixing(layers: Layers) -> int:
     return layers.first.numel() + second
 
 
+def product_rate(device: torch.device, dtype: torch.dtype, size: int) -> float:
+    """Return FLOP/s of a square matrix product on random data, the best of ten trials."""
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    function = partial(torch.mm, a, b)
+    function()
+    with alone_on(device):
+        return 2 * size**3 / min(time_once(function, device) for _ in range(10))
+
+
 @lru_cache
 def mm_rate(dtype: torch.dtype) -> float:
-    """Return FLOP/s of a large `torch.mm` on one core, the best of seven trials."""
-    a, b = (torch.randn(_SQUARE, _SQUARE).to(dtype) for _ in range(2))
+    """Return FLOP/s of a large `torch.mm` on one core."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with alone_on(a.device):
-            seconds = [time_once(partial(torch.mm, a, b), a.device) for _ in range(8)]
+        return product_rate(torch.device("cpu"), dtype, _SQUARE)
     finally:
         torch.set_num_threads(threads)
-    return 2 * _SQUARE**3 / min(seconds[1:])
 
 
 @lru_cache(maxsize=1)

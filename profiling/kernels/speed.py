@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +20,17 @@ from lit_probattn.kernels.cpu import selftest
 from lit_probattn.measure.counters import torch_flops
 from lit_probattn.measure.memory import peak_bytes
 from lit_probattn.measure.timing import (
-    alone_on,
     captured,
     lost_gpu,
     quantile,
     round_ratios,
     spread,
-    time_once,
     time_sides,
 )
 from lit_probattn.records.markdown import one_line
 from lit_probattn.records.tables import counted, markdown_lines
 from profiling.kernels.ahead import compile_ahead
-from profiling.kernels.bound import measured_rates
+from profiling.kernels.bound import measured_rates, product_rate
 from profiling.kernels.command import parity_tasks
 from profiling.kernels.config import Comparison, KernelsConfig, Side, points
 from profiling.kernels.figure import time_figure
@@ -215,16 +212,6 @@ def _flops(function: Callable[[], object]) -> int | None:
         return None
 
 
-def product_ceiling(device: torch.device, dtype: torch.dtype) -> float:
-    """Return FLOP/s of a large square matrix product on random data, the best of a few trials."""
-    size = 8192 if device.type == "cuda" else 512
-    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    function = partial(torch.matmul, a, b)
-    function()
-    with alone_on(device):
-        return 2 * size**3 / min(time_once(function, device) for _ in range(10))
-
-
 def run_kernels(
     config: KernelsConfig, root: Path, folder: Path | None = None, jobs: int | None = None
 ) -> tuple[Page, bool]:
@@ -261,7 +248,8 @@ def run_kernels(
             [point for point in points(config) if place_name(point) not in done], jobs
         ):
             print(f"not compiled: {problem}", flush=True)
-    ceiling = product_ceiling(torch.device(config.device), getattr(torch, config.dtype))
+    size = 8192 if config.device == "cuda" else 512
+    ceiling = product_rate(torch.device(config.device), getattr(torch, config.dtype), size)
     rows = [row for point in points(config) for row in point_rows(point, ceiling, result, store)]
     passed = result.passed and not any(row.get("holds") is False for row in rows)
     tests = f"{'passed' if result.passed else 'FAILED'}: {result.summary}"

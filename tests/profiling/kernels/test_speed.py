@@ -81,7 +81,7 @@ def made_up(monkeypatch):
         return {name: SideResult(own, None, 1000, 10**9) for name, own in times.items()}, {}
 
     monkeypatch.setattr(speed, "measure", measure)
-    monkeypatch.setattr(speed, "product_ceiling", lambda *given: 1e12)
+    monkeypatch.setattr(speed, "product_rate", lambda *given: 1e12)
     return points_seen
 
 
