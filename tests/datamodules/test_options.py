@@ -209,6 +209,11 @@ def without_padding(**values: Any) -> dict[str, Option]:
 
 RECIPE, MIXED = {"augmentation": "recipe"}, {"mixup": 0.8, "cutmix": 1.0}
 OWN = {"val_fraction": 0.3, "test_fraction": 0.4, "split_seed": 7}
+SAMPLES: dict[str, Any] = {  # of tables
+    **{name: "@/table.csv" for name in ("val_path", "test_path", "new_path")},
+    **OWN,
+    "allow_overlap": Option(True, {"val_path": "@/table.csv"}),
+}
 LISTOPS = {"num_train": 12, "num_val": 5, "num_test": 5, "min_length": 3, "max_length": 30}
 STREAM = {"segment_len": 9, "batching": "segments", "vocab_size": 999, "val_stride": 3}
 STREAM |= {"test_stride": 3, "prompts": ["w1 w2"], "num_prompts": 3, "prompt_len": 5}
@@ -355,11 +360,7 @@ TABLE: dict[str, Data] = {
             time_column=Option("left", told="duplicate time"),
             normalization="minmax",
             max_length=9,
-            val_path="@/table.csv",
-            test_path="@/table.csv",
-            **OWN,
-            allow_overlap=Option(True, {"val_path": "@/table.csv"}),
-            new_path="@/table.csv",
+            **SAMPLES,
         ),
         write_series,
     ),
@@ -373,11 +374,7 @@ TABLE: dict[str, Data] = {
             vocab_limit=Option(9, {"tokens": "words"}),
             min_count=Option(4, {"tokens": "words"}),
             max_length=6,
-            val_path="@/table.csv",
-            test_path="@/table.csv",
-            **OWN,
-            allow_overlap=Option(True, {"val_path": "@/table.csv"}),
-            new_path="@/table.csv",
+            **SAMPLES,
         ),
         write_texts,
     ),
@@ -389,19 +386,8 @@ TABLE: dict[str, Data] = {
             first_column="sentence2",
             second_column="sentence1",
             label_column="y",
-            tokenizer="@/none",
-            tokens=Option("bpe", {"vocab_limit": 300}),
-            vocab_limit=38,
-            lower=False,
-            max_length=9,
-            max_positions=8,
-            vocab_size=999,
-            bucket=1,
-            val_path="@/table.csv",
-            test_path="@/table.csv",
-            **OWN,
-            allow_overlap=Option(True, {"val_path": "@/table.csv"}),
-            new_path="@/table.csv",
+            **{**ENCODED, "vocab_limit": 38, "max_length": 9},
+            **SAMPLES,
         ),
         write_pairs,
     ),
