@@ -140,39 +140,29 @@ def _leaves(value: Any, path: str, found: list[str]) -> Any:
     return 1
 
 
-def specialisation(launched: Launched, capability: int) -> str:
-    """Return the key of a launch in Triton's cache, without compiling it."""
-    import triton
+@contextmanager
+def compiling_for(capability: int) -> Iterator[None]:
+    """Let Triton's launcher see a GPU of this capability, which need not be present."""
     from triton.runtime import driver
-    from triton.runtime.jit import compute_cache_key
 
-    assert isinstance(launched.kernel, triton.JITFunction)
     driver.set_active(_Driver(capability))
     try:
-        cache = launched.kernel.device_caches[capability]
-        _, found, options = cache[-1](*launched.args, **launched.options)
+        yield
     finally:
-        if torch.cuda.is_available():
+        if torch.cuda.is_available():  # otherwise there is no driver to restore
             driver.reset_active()
-    return str(compute_cache_key({}, found, options))
 
 
 def compile_launch(launched: Launched, capability: int) -> Any:
     """Compile a launch for a GPU capability (80, 90); RuntimeError in the interpreter."""
     import triton
-    from triton.runtime import driver
 
     if not isinstance(launched.kernel, triton.JITFunction):
         raise RuntimeError(
             "kernels were imported for the interpreter; unset TRITON_INTERPRET to compile"
         )
-    driver.set_active(_Driver(capability))
-    try:
-        with _distinct_functions():
-            return launched.kernel.warmup(*launched.args, grid=(1,), **launched.options)
-    finally:
-        if torch.cuda.is_available():  # otherwise there is no driver to restore
-            driver.reset_active()
+    with compiling_for(capability), _distinct_functions():
+        return launched.kernel.warmup(*launched.args, grid=(1,), **launched.options)
 
 
 def resources(compiled: Any, capability: int) -> dict[str, Any]:

@@ -13,11 +13,12 @@ from itertools import product
 import pytest
 import torch
 import triton
+from triton.runtime.jit import compute_cache_key
 
 from lit_probattn.attention import FiSHAttention, LinearAttention, MGKAttention, SoftmaxAttention
-from lit_probattn.kernels.runtime import recording
+from lit_probattn.kernels.runtime import Launched, recording
 from profiling.kernels.cases import Case
-from profiling.kernels.compile import SHARED_LIMIT, specialisation
+from profiling.kernels.compile import SHARED_LIMIT, compiling_for
 from profiling.kernels.parity import heads_and_gradients, make_inputs
 from tests.profiling.kernels.test_compile_table import MOST_SPILLED
 from tests.support.forks import Forked
@@ -50,6 +51,15 @@ def end_interpreting() -> None:
                     setattr(module, key, known[id(value)])
 
 
+def specialisation(launched: Launched) -> str:
+    """Return the key of a launch in Triton's cache, without compiling it."""
+    assert isinstance(launched.kernel, triton.JITFunction)
+    with compiling_for(90):
+        cache = launched.kernel.device_caches[90]
+        _, found, options = cache[-1](*launched.args, **launched.options)
+    return str(compute_cache_key({}, found, options))
+
+
 def print_keys() -> int:
     """Print the first sizes of every key under which Triton keeps what it compiled, by kernel."""
     end_interpreting()
@@ -61,7 +71,7 @@ def print_keys() -> int:
             heads_and_gradients(layer, "triton", inputs, torch.bfloat16)
         for launched in launches:
             keys = found.setdefault(f"{name}: {launched.kernel.__name__}", {})
-            keys.setdefault(specialisation(launched, 90), (heads, length))
+            keys.setdefault(specialisation(launched), (heads, length))
     print(json.dumps({kernel: list(keys.values()) for kernel, keys in found.items()}))
     return 0
 
