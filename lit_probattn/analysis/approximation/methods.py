@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -218,17 +218,3 @@ def named_generator(seed: int, name: str) -> torch.Generator:
     for character in name:
         state = (state * 1000003 + ord(character)) % (1 << 62)
     return torch.Generator().manual_seed(state)
-
-
-def sparse_methods(names: Iterable[str], ranks: Sequence[int]) -> list[Approximation]:
-    """Return the methods that keep r keys, for each r.
-
-    Raises:
-        ValueError: a name is unknown.
-    """
-    sparse = (Oblivious, Reoptimised, Aware, ByNorm, SlidingWindow)
-    kinds: dict[str, type[Approximation]] = {kind.name: kind for kind in sparse}
-    unknown = [name for name in names if name not in kinds]
-    if unknown:
-        raise ValueError(f"unknown methods {', '.join(unknown)}; known: {', '.join(kinds)}")
-    return [kinds[name](rank) for name in names for rank in ranks]

@@ -37,6 +37,7 @@ from lit_probattn.analysis.approximation.layers import (
     checked_layers,
     replaced_cores,
 )
+from lit_probattn.analysis.approximation.lsh import Duplicates
 from lit_probattn.analysis.approximation.measure import (
     LocalErrors,
     Score,
@@ -48,11 +49,14 @@ from lit_probattn.analysis.approximation.measure import (
 from lit_probattn.analysis.approximation.methods import (
     ESTIMATE,
     Approximation,
+    Aware,
+    ByNorm,
     Hashing,
     MethodName,
+    Oblivious,
     RandomFeatures,
+    Reoptimised,
     SlidingWindow,
-    sparse_methods,
 )
 from lit_probattn.analysis.approximation.oracles import Window
 from lit_probattn.analysis.approximation.random_features import Rows
@@ -65,7 +69,6 @@ from lit_probattn.records.tables import counted, markdown_table
 
 _RANKS = (1, 2, 4, 8, 16, 32, 64, 65, 128, 256, 512)
 _KEY = ("scope", "method", "num_kept", "rounds", "detail", "draw")
-_DUPLICATES = ("count", "union")
 
 
 class Approximate(ModelStudy):
@@ -89,8 +92,8 @@ class Approximate(ModelStudy):
         add("--ranks", type=at_least(1), nargs="+", help="values of r; default: up to the length")
         add("--window", default="exact_r", choices=get_args(Window), help="keys that r counts")
         add("--rounds", type=at_least(1), nargs="+", default=[1, 4, 16], help="rounds of lsh")
-        text = "how lsh counts pairs"
-        add("--duplicates", nargs="+", default=list(_DUPLICATES), choices=_DUPLICATES, help=text)
+        text, ways = "how lsh counts pairs", get_args(Duplicates)
+        add("--duplicates", nargs="+", default=list(ways), choices=ways, help=text)
         add("--features", type=at_least(1), nargs="+", default=[64, 256, 1024], help="F of orf")
         rows = ["performer", "literal"]
         add("--rows", nargs="+", default=rows, choices=get_args(Rows), help="rows of orf")
@@ -135,10 +138,10 @@ class Approximate(ModelStudy):
         options, size = self.options, self.value_dim
         ranks = options.ranks or sorted({r for r in (*_RANKS, size, size + 1) if r <= length})
         names = options.methods or self._applicable()
-        sparse = [name for name in names if name not in ("lsh", "orf", "window", "ovo_reopt")]
-        methods = sparse_methods(sparse, ranks)
+        kinds = {kind.name: kind for kind in (Oblivious, Aware, ByNorm)}
+        methods: list[Approximation] = [kinds[n](r) for n in names if n in kinds for r in ranks]
         if "ovo_reopt" in names:  # its cost grows with r³, and it is exact for r > E_v
-            methods += sparse_methods(["ovo_reopt"], [r for r in ranks if r <= size + 1])
+            methods += [Reoptimised(r) for r in ranks if r <= size + 1]
         if "window" in names:
             methods += [SlidingWindow(r, options.window) for r in ranks]
         if "lsh" in names:

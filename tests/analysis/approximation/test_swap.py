@@ -30,7 +30,6 @@ from lit_probattn.analysis.approximation.methods import (
     RandomFeatures,
     Reoptimised,
     SlidingWindow,
-    sparse_methods,
 )
 from lit_probattn.attention import (
     FiSHAttention,
@@ -241,8 +240,6 @@ def test_outputs_of_a_model_have_witnesses():
 
 def test_status_says_what_is_exact():
     assert [Aware(r).status(E) for r in (1, 2, E, E + 1)] == [EXACT, ESTIMATE, ESTIMATE, EXACT]
-    with pytest.raises(ValueError, match="unknown methods nearest"):
-        sparse_methods(["nearest"], [1])
 
 
 def test_signed_weights_and_other_outputs_are_refused():
