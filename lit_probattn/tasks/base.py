@@ -400,8 +400,15 @@ class Task(pl.LightningModule):
         return {}
 
     def on_validation_epoch_start(self) -> None:
-        """Discard what an interrupted evaluation has left."""
+        """Discard what an interrupted evaluation has left, and the scores of the last validation.
+
+        Otherwise Lightning's callbacks, such as early stopping, would count a score that this
+        validation omits (`may_omit`) again.
+        """
         self.reset_scores()
+        scores = self.trainer.callback_metrics
+        for name in [name for name in scores if name.startswith("val/")]:
+            del scores[name]
 
     def on_test_epoch_start(self) -> None:
         """Discard what an interrupted evaluation has left."""

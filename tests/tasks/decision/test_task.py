@@ -216,6 +216,21 @@ def test_validations_play_when_it_is_their_turn(monkeypatch):
     assert "val/score" in trainer.callback_metrics
 
 
+def test_callbacks_see_no_score_of_an_earlier_validation():
+    """Early stopping would count it again."""
+    seen: dict[int, set[str]] = {}
+
+    class Seen(pl.Callback):
+        def on_validation_end(self, trainer, module):
+            seen[trainer.global_step] = set(trainer.callback_metrics)
+
+    more = {"val_check_interval": 2, "callbacks": [Seen()]}
+    run(make_task(val_episodes=1, val_every=2), make_data(), 8, **more)
+    assert [step for step, names in seen.items() if "val/score" in names] == [4, 8]
+    assert all({"val/loss", "train/loss"} <= names for names in seen.values())
+    assert list(seen) == [2, 4, 6, 8]
+
+
 @pytest.mark.parametrize("metric", ["val/score", "val/return_low"])
 def test_scores_of_the_validations_that_play_select_the_best_checkpoint(metric, tmp_path):
     savers = [RunCheckpoint(tmp_path, monitor=metric) for _ in range(2)]
