@@ -105,6 +105,23 @@ def _allowed() -> list[str]:
     return [name for name in os.environ.get(VARIABLE, "").split(",") if name]
 
 
+def files_of_allowed(module: str) -> dict[str, Path]:
+    """Return the Python files of an allowed top-level module, by path below its folder.
+
+    Empty for other modules.
+    """
+    if module not in {name.partition(".")[0] for name in _allowed()}:
+        return {}
+    spec = PathFinder.find_spec(module, [*sys.path, os.getcwd()])
+    place = None if spec is None else _place(spec)
+    if place is None:
+        return {}
+    if place.is_file() and place.name != "__init__.py":
+        return {place.name: place}
+    folder = place.parent if place.is_file() else place
+    return {str(path.relative_to(folder.parent)): path for path in sorted(folder.rglob("*.py"))}
+
+
 class _Guard:
     """Import hook before Python's finders; submodules are treated like their package."""
 

@@ -1,6 +1,7 @@
 """One run of a table: task, row and seed; its commands, run folder and result file.
 
 A run is identified by all settings that affect its result, not by its table, so tables share runs.
+The files of modules that `--allow_code` permits are settings too, if it uses one of their classes.
 A run may start from the weights of another run, its start, which is then part of its identity; its
 data use the tokeniser of the start.
 """
@@ -8,6 +9,7 @@ data use the tokeniser of the start.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,6 +18,7 @@ from typing import Any
 
 from datamodules.core.base import CachedDataModule, DataModule
 from lit_probattn.base import files as digests
+from lit_probattn.base.allowed_code import files_of_allowed
 from lit_probattn.base.config_files import run_stem
 from lit_probattn.base.errors import ConfigError, DataError
 from lit_probattn.compare.flags import Place, flags
@@ -58,13 +61,21 @@ class Run:
 
     @cached_property
     def digest(self) -> str:
-        """Hash of all settings that affect the result."""
+        """Hash of all settings that affect the result, and of the code that `--allow_code` adds."""
         more: list[Any] = [dict(self.task.files)] if self.task.files else []
         more += [self.start.digest] if self.start else []
+        more += [self.code] if self.code else []
         text = json.dumps(
             [deciding(self.config, self.task.checkpoint), self.seed, *more], sort_keys=True
         )
         return digests.digest(text, 12)
+
+    @cached_property
+    def code(self) -> dict[str, str]:
+        """SHA-256 of the files of allowed modules whose classes the configuration names."""
+        named = re.findall(r'"class_path": "(\w+)', json.dumps(self.config))
+        files = {name: path for one in named for name, path in files_of_allowed(one).items()}
+        return {name: digests.file_digest(path) for name, path in files.items()}
 
     # ---- start ---------------------------------------------------------------------------------
 

@@ -10,10 +10,12 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from lit_probattn.__main__ import main
-from lit_probattn.compare.flags import flags
+from lit_probattn.base import allowed_code
+from lit_probattn.compare.command import make_runs
+from lit_probattn.compare.flags import Place, flags
 from lit_probattn.compare.model import counts
 from lit_probattn.compare.own import make_table, read_row
-from lit_probattn.compare.protocol import ATTENTION, differing, refuse_unlogged_metrics
+from lit_probattn.compare.protocol import ATTENTION, Options, differing, refuse_unlogged_metrics
 from lit_probattn.configs import compose, parse_settings
 from lit_probattn.records.figures import readable
 from tests.compare.tiny import program, run_here
@@ -93,6 +95,31 @@ def test_a_setting_is_what_fit_has_for_the_same_text(kind, text):
 def test_dotted_keys_are_settings_of_one_variant():
     row = read_row("mgk model.init_args.lr=0.01 dropout=0.0")
     assert row.overrides == {f"{ATTENTION}.dropout": 0.0, "model.init_args.lr": 0.01}
+
+
+def test_edited_code_of_a_variant_makes_another_run(tmp_path, monkeypatch):
+    """The finished runs of the old code would be reported as those of the new."""
+    monkeypatch.setenv(allowed_code.VARIABLE, "edited")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "edited").mkdir()
+    (tmp_path / "edited/__init__.py").touch()
+    (tmp_path / "edited/helper.py").touch()
+    code = "from lit_probattn.attention import SoftmaxAttention as X"
+    (tmp_path / "edited/attention.py").write_text(code)
+    entry = {"class_path": "edited.attention.X", "init_args": {"num_heads": 4}}
+    text = yaml.safe_dump({"model": {"init_args": {"attention": entry}}})
+    (tmp_path / "x.yaml").write_text(text)
+    table = make_table([TASK], ["softmax", str(tmp_path / "x.yaml")])
+
+    def names():
+        return [run.name for run in make_runs(table, (), (0,), Options(), Place(tmp_path))]
+
+    before = names()
+    assert names() == before
+    (tmp_path / "edited/helper.py").write_text("SHARPNESS = 2\n")
+    after = names()
+    assert before[0] == after[0]
+    assert before[1] != after[1]
 
 
 def test_only_selects_tasks_and_rows_by_patterns():
