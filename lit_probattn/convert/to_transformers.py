@@ -193,6 +193,13 @@ def run(options: argparse.Namespace) -> list[str]:
     lines = [f"{written['architectures'][0]}: {len(tensors)} tensors", done]
     if written["architectures"][0].endswith("Model") and "pooler.weight" not in state:
         lines.insert(1, "the model has no pooler: transformers initialises a new one")
+    if family == "roberta" and "model_type" not in config:
+        padding = _OWN_TOKENS[family]["pad_token_id"]
+        lines.insert(
+            1,
+            f"RoBERTa gives tokens of id {padding} no position: if that is not the padding of your "
+            "tokeniser, pass --model_type bert",
+        )
     if left_out:
         lines.insert(1, f"omitted, since this class lacks them: {', '.join(left_out)}")
     return lines

@@ -392,9 +392,10 @@ def own_checkpoint(
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
-def test_a_model_of_our_own_is_written(family, tmp_path):
+def test_a_model_of_our_own_is_written(family, tmp_path, capsys):
     words = own_checkpoint(tmp_path)
     assert main([*words, "--model_type", family]) == 0
+    assert ("tokens of id 1 no position" in capsys.readouterr().out) == (family == "roberta")
     kind = transformers.BertForMaskedLM if family == "bert" else transformers.RobertaForMaskedLM
     model, told = kind.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
