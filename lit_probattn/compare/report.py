@@ -251,7 +251,9 @@ class Report:
         base: Sample | None,
     ) -> dict[str, Any]:
         published = row.published.get(task.name, {}).get(metric.name)
-        size: Any = runs["num_test"].iloc[0] if metric.unit == "%" else None
+        # Other percentages are of tokens, not of samples.
+        is_of_samples = metric.unit == "%" and "accuracy" in metric.key
+        size: Any = runs["num_test"].iloc[0] if is_of_samples else None
         smaller = bool(row.shortened) and any(run.options.shortened for run in self.runs)
         comparable = not self.shortened or (metric.command == "count" and not smaller)
         found = self._judged(task, row, metric.name, sample, base) if comparable else None

@@ -142,6 +142,16 @@ def test_one_seed_claims_no_spread_and_missing_runs_are_named(tmp_path):
     assert "1 of 4 runs are finished; missing: listops, MGK, 1 head, seed 3" in written
 
 
+def test_a_percentage_of_tokens_has_no_error_of_a_number_of_sequences(tmp_path):
+    table, runs = tiny_runs(tmp_path)
+    (metric,) = runs[0].task.metrics.values()
+    tokens = replace(runs[0].task, metrics={"test": replace(metric, key="test/mlm_error")})
+    run = replace(runs[0], task=tokens)
+    keep(run, 36.0)
+    _, text, _ = report_of(tmp_path, replace(table, tasks={tokens.name: tokens}), [run])
+    assert "| 1 | 36.00 | 37.00 | -1.00: one seed, no interval |" in text
+
+
 @pytest.mark.parametrize(("means", "range_"), [((38.9,), "38.9"), ((18.75, 38.25), "18.8 to 38.2")])
 def test_rows_of_one_seed_have_their_range_as_claim(means, range_):
     given = {"task": "t", "metric": "test", "unit": "%", "num_seeds": 1}
