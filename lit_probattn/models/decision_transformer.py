@@ -150,11 +150,21 @@ class DecisionTransformer(nn.Module):
 
         Args:
             observation: (B, obs_dim).
-            previous_action: action of the previous step, (B, act_dim); None at the first step.
+            previous_action: action of the previous step, (B, act_dim); None if the caches are
+                empty.
             return_to_go: (B, 1).
             timestep: index of this step.
             caches: from `new_caches`.
+
+        Raises:
+            ValueError: there is a previous action and no step in the caches, or the reverse.
         """
+        if (previous_action is None) != (caches[0].length == 0):
+            given = "None" if previous_action is None else "an action"
+            raise ValueError(
+                f"previous_action must be None at the first step and an action after it, received "
+                f"{given} with {caches[0].length} tokens in the caches"
+            )
         time = self.timesteps.weight[timestep]
         tokens = [self.returns(return_to_go) + time, self.observations(observation) + time]
         if previous_action is not None:

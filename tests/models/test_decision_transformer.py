@@ -224,6 +224,19 @@ def test_every_variant_runs_and_its_cache_continues(name):
 # ---- what it refuses ---------------------------------------------------------------------------
 
 
+def test_a_step_and_the_one_before_it_belong_together():
+    """The embedding of time step -1 is that of the last one; a missing action shifts all tokens."""
+    model = small()
+    kind = {"dtype": model.returns.weight.dtype}
+    observation, action = torch.ones(2, model.obs_dim, **kind), torch.ones(2, model.act_dim, **kind)
+    returns, caches = torch.ones(2, 1, **kind), model.new_caches()
+    with pytest.raises(ValueError, match="received an action with 0 tokens"):
+        model.next_action(observation, action, returns, 0, caches=caches)
+    model.next_action(observation, None, returns, 0, caches=caches)
+    with pytest.raises(ValueError, match="received None with 2 tokens"):
+        model.next_action(observation, None, returns, 1, caches=caches)
+
+
 @pytest.mark.parametrize("name", ["obs_dim", "act_dim", "max_timestep"])
 def test_a_size_below_one_is_refused(name):
     with pytest.raises(ValueError, match=f"{name} must be at least 1, received 0"):
