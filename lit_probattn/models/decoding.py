@@ -114,7 +114,7 @@ def generate(
 
     Raises:
         ValueError: the prompt is empty, not padded on the left, or too long for the model together
-            with the new tokens; or the model is in training mode.
+            with the new tokens; the caches are not empty; or the model is in training mode.
     """
     sampling = Sampling() if sampling is None else sampling
     mask = _check_prompt(model, prompt, prompt_mask, max_new_tokens)
@@ -124,6 +124,11 @@ def generate(
     positions = (mask.long().cumsum(-1) - 1).clamp_min(0)
     capacity = prompt.shape[1] + max_new_tokens
     caches = model.new_caches(capacity) if caches is None else caches
+    if any(cache.length for cache in caches):
+        raise ValueError(
+            f"expected empty caches, received caches of {caches[0].length} tokens, whose positions "
+            "are unknown: pass these tokens as part of the prompt"
+        )
     finished = torch.zeros(batch, dtype=torch.bool, device=device)
     inputs, key_mask = prompt, None if prompt_mask is None else mask
     tokens: list[Tensor] = []

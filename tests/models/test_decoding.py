@@ -149,6 +149,14 @@ def test_bad_prompts_and_rules_are_refused():
         next_tokens(torch.full((1, 3), float("nan")), Sampling())
 
 
+def test_caches_of_an_earlier_generation_are_refused():
+    model, prompt = tiny(), torch.randint(19, (B, 5))
+    caches = model.new_caches()
+    generate(model, prompt, max_new_tokens=2, caches=caches)
+    with pytest.raises(ValueError, match="expected empty caches, received caches of 6 tokens"):
+        generate(model, prompt, max_new_tokens=2, caches=caches)
+
+
 def test_caches_reserve_the_positions_that_are_asked_for_and_none_by_default():
     encoder = tiny("softmax").encoder
     assert [cache.capacity for cache in encoder.new_caches()] == [0, 0]
