@@ -51,6 +51,18 @@ class Gaussians(NamedTuple):
     variance: Tensor
 
 
+def _reject_gradient(_: Tensor) -> None:
+    """Raise in a backward pass through a decoding step.
+
+    Raises:
+        NotImplementedError: always.
+    """
+    raise NotImplementedError(
+        "a decoding cache stores keys and values without their graph, so gradients would lack "
+        "them: call the layer without a cache, or in torch.no_grad()"
+    )
+
+
 class Core(nn.Module):
     """Parameters of a variant; base class of every core.
 
@@ -134,6 +146,9 @@ class Core(nn.Module):
             out = attend(call, variant, self.backend, self.auto_kind)
             if call.cache is not None:
                 call.cache.after_call(call, variant)
+                of_memory = call.first_query is not None
+                if out.requires_grad and not of_memory and call.graph is None:
+                    out.register_hook(_reject_gradient)
         return out
 
     if TYPE_CHECKING:

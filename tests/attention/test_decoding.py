@@ -50,6 +50,15 @@ def test_step_equals_the_full_causal_pass(name, steps):
     torch.testing.assert_close(out, full, atol=1e-13, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["softmax", "linear, favor, grouped"])
+def test_gradients_through_a_cache_are_refused(name):
+    """They would lack the keys and values, which the cache stores without their graph."""
+    layer, x = make(name), torch.randn(B, N, C, dtype=torch.float64)
+    out = layer(x, is_causal=True, cache=layer.new_cache())
+    with pytest.raises(NotImplementedError, match="call the layer without a cache"):
+        out.sum().backward()
+
+
 @pytest.mark.parametrize(("name", "first"), taking_turns(LAYERS, [0, 5]))
 def test_a_step_of_no_tokens_changes_nothing(name, first):
     layer, x, mask = make(name), torch.randn(B, N, C, dtype=torch.float64), left_padded_mask()
