@@ -179,6 +179,11 @@ def flatten(content: Mapping[str, Any]) -> dict[str, Any]:
     return dict(settings_of(content))
 
 
+def different_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the keys whose values differ, such as those of two flattened configurations."""
+    return sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+
+
 def settings_of(content: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
     """Yield each leaf of a configuration as a dotted key and its value."""
     for key, value in content.items():

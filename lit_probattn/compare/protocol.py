@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import inspect
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,9 +14,9 @@ from lit_probattn.configs import (
     class_of,
     compose,
     default_argument,
+    different_keys,
     flatten,
     full_key,
-    parameters_of,
     read_yaml,
 )
 from lit_probattn.models.per_layer import attention_entries
@@ -298,12 +297,9 @@ def deciding(config: Mapping[str, Any], checkpoint: str = "best") -> dict[str, A
 
 def differing(configs: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return the settings other than attention in which configurations differ."""
-    flat = [
-        {k: v for k, v in deciding(config).items() if not k.startswith(ENTRY)}
-        for config in configs.values()
-    ]
-    keys = sorted({key for config in flat for key in config})
-    return [key for key in keys if any(c.get(key) != flat[0].get(key) for c in flat)]
+    flat = [deciding(config) for config in configs.values()]
+    keys = {key for other in flat[1:] for key in different_keys(flat[0], other)}
+    return sorted(key for key in keys if not key.startswith(ENTRY))
 
 
 @dataclass(frozen=True, order=True)
@@ -365,12 +361,7 @@ def _attentions(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _option(entry: Mapping[str, Any], name: str) -> Any:
-    arguments = entry.get("init_args") or {}
-    if name in arguments:
-        return arguments[name]
-    known = parameters_of(class_of(entry["class_path"])) if "class_path" in entry else {}
-    default = known[name].default if name in known else None
-    return None if default is inspect.Parameter.empty else default
+    return setting({"attention": entry}, f"attention.init_args.{name}")
 
 
 def draws_noise_at_eval(config: Mapping[str, Any]) -> bool | None:

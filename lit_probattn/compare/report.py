@@ -25,6 +25,7 @@ from lit_probattn.compare.runs import Run
 from lit_probattn.compare.scores import scores_figure
 from lit_probattn.compare.tables import AVERAGE, Metric, Row, Table, TaskEntry
 from lit_probattn.compare.trends import Agreement, agreements, trend_lines, trends_figure
+from lit_probattn.configs import different_keys
 from lit_probattn.experiments.expectations import (
     Finding,
     Printed,
@@ -590,9 +591,7 @@ def _refuse_other_data(results: Sequence[tuple[Run, dict[str, Any]]]) -> None:
     first: dict[str, tuple[Run, dict[str, Any]]] = {}
     for run, result in results:
         other, before = first.setdefault(run.data_key, (run, result))
-        one, two = result["sources"], before["sources"]
-        changed = sorted(k for k in one.keys() | two.keys() if one.get(k) != two.get(k))
-        if changed:
+        if changed := different_keys(before["sources"], result["sources"]):
             raise ConfigError(
                 f"{run.label} and {other.label} were trained on different data (files: "
                 f"{', '.join(changed)}), and the data are missing: set --data_dir to the folder of "

@@ -35,7 +35,7 @@ from lit_probattn.compare.protocol import (
 )
 from lit_probattn.compare.results import read_result
 from lit_probattn.compare.tables import Metric, Row, TaskEntry
-from lit_probattn.configs import class_of, parameters_of
+from lit_probattn.configs import class_of, different_keys, parameters_of
 from lit_probattn.training.checkpoints import list_checkpoints
 from lit_probattn.training.run_folder import versions_of
 
@@ -299,10 +299,8 @@ class Run:
         return read_result(self.result_path, expected, self.task.metrics.values())
 
     def _changed(self, result: Mapping[str, Any]) -> list[str]:
-        now, before = self.sources, result["sources"]
-        if now is None:
-            return []
-        return sorted(k for k in now.keys() | before.keys() if now.get(k) != before.get(k))
+        now = self.sources
+        return [] if now is None else different_keys(result["sources"], now)
 
 
 def with_starts(runs: Iterable[Run]) -> list[Run]:

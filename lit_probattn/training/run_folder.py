@@ -24,7 +24,14 @@ import lightning.pytorch as pl
 
 from lit_probattn.base.errors import ConfigError, prefixed
 from lit_probattn.base.locks import hold, release
-from lit_probattn.configs import CONFIG, default_argument, flatten, read_text, read_yaml
+from lit_probattn.configs import (
+    CONFIG,
+    default_argument,
+    different_keys,
+    flatten,
+    read_text,
+    read_yaml,
+)
 from lit_probattn.tasks.distributed import gather_objects
 from lit_probattn.tasks.schedules import OPEN_ENDED, lengths_of_run
 from lit_probattn.training.checkpoints import (
@@ -205,7 +212,7 @@ def _compare_ranks(configs: list[dict[str, Any]]) -> None:
     """Raise on every rank if configurations differ between ranks."""
     first, *others = [_without(flatten(config), _OF_A_RANK) for config in configs]
     for rank, other in enumerate(others, 1):
-        if keys := _differing(first, other):
+        if keys := different_keys(first, other):
             raise ConfigError(
                 f"rank {rank} has a different configuration than rank 0 (different: "
                 f"{', '.join(keys)}): start every process with the same arguments"
@@ -219,7 +226,7 @@ def compare_sources(ranks: list[Mapping[str, str]]) -> None:
         ConfigError: they differ; the message names the rank and the files.
     """
     for rank, other in enumerate(ranks[1:], 1):
-        if names := _differing(ranks[0], other):
+        if names := different_keys(ranks[0], other):
             raise ConfigError(
                 f"rank {rank} has different data than rank 0 (different: {', '.join(names)}): "
                 f"provide "
@@ -469,7 +476,7 @@ def config_differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]
     old, new = _comparable(before), _comparable(now)
     return [
         key
-        for key in _differing(old, new)
+        for key in different_keys(old, new)
         if key in old or new.get(key) != default_argument(now, key)
     ]
 
@@ -483,11 +490,7 @@ def source_differences(folder: Path, sources: Sources) -> dict[str, str | None]:
     if not noted or not noted[-1]:
         return {}
     now = sources()
-    return {f"data file {name}": now.get(name) for name in _differing(noted[-1], now)}
-
-
-def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    return sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+    return {f"data file {name}": now.get(name) for name in different_keys(noted[-1], now)}
 
 
 def _comparable(config: dict[str, Any]) -> dict[str, Any]:
