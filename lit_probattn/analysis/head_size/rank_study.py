@@ -65,7 +65,8 @@ class LogitRanks(ModelStudy):
             f"{int(table['head_dim'].iloc[0])}. `rank` and `centred_rank`: above N · eps · σ₁ in "
             "float64. `map_rank`: singular values of the map above 1e-6, which does not measure "
             "the bottleneck. `recovered_rank`: rank of the centred logarithms of the map (only "
-            "for maps without a causal mask).",
+            "for maps without a causal mask), over the maps without weights below 1e-30; "
+            "`clamped`: share of the others.",
             markdown_table(means),
         ]
         if options.demand_samples:
@@ -90,7 +91,9 @@ class LogitRanks(ModelStudy):
             _require_softmax(heads, logits, weights, one.layer)
             found: dict[str, Tensor] = diagnose(logits) | {"map_rank": map_rank(weights)}
             if not one.call.is_causal:
-                found["recovered_rank"], found["clamped"] = recovered_rank(weights)
+                recovered, clamped = recovered_rank(weights)
+                found["recovered_rank"] = recovered.double().masked_fill(clamped, float("nan"))
+                found["clamped"] = clamped
             for head in range(len(logits)):
                 row: dict[str, Any] = {"layer": self.numbers[one.layer], "head": head}
                 row |= {"sample": one.sample_id, "num_tokens": logits.shape[-2], "head_dim": size}

@@ -56,10 +56,10 @@ def map_rank(weights: Tensor, threshold: float = 1e-6) -> Tensor:
 
 
 def recovered_rank(weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rank of the centred logits recovered from maps, and whether it is valid.
+    """Return the rank of the centred logits recovered from maps, and whether entries were clamped.
 
-    Logarithms of entries below 1e-30 are meaningless: such entries are clamped, and the second
-    result is False; (…) each.
+    Logarithms of entries below 1e-30 are meaningless: such entries are clamped, and the rank of
+    a map that has some is meaningless too; (…) each.
     """
     clamped = (weights < 1e-30).flatten(-2).any(-1)
     logits = centre(weights.clamp_min(1e-30).log())

@@ -129,6 +129,18 @@ def test_study_of_a_checkpoint(tmp_path, monkeypatch):
     assert (out / "logit_ranks/figures/logit_ranks_demand.png").is_file()
 
 
+def test_maps_with_tiny_weights_have_no_recovered_rank(tmp_path, monkeypatch):
+    """Their rank is that of clamped logarithms, above the head size; it was part of the means."""
+    check_figures(monkeypatch)
+    path = checkpoint(tmp_path, "sequence", "SoftmaxAttention", spread=0.6)
+    options = ["--checkpoint", str(path), "--out", str(tmp_path), "--num_samples", "2"]
+    assert analysis(["logit_ranks", *options, "--demand_samples", "0"]) == 0
+    table = pd.read_csv(tmp_path / "logit_ranks/logit_ranks.csv")
+    assert 0 < table["clamped"].sum() < len(table)
+    assert table["recovered_rank"].isna().tolist() == table["clamped"].astype(bool).tolist()
+    assert set(table["recovered_rank"].dropna()) == {8}
+
+
 @pytest.mark.parametrize(
     "path", [p for p in shipped("table") if p.stem.startswith("head_size")], ids=str
 )
