@@ -80,7 +80,6 @@ def test_padded_maps_keep_the_rows_of_padding(tmp_path):
 
 
 @pytest.mark.usefixtures("sketches")
-@pytest.mark.usefixtures("sketches")
 def test_all_applications_of_a_shared_layer_count(tmp_path, capsys):
     """Also those after the first, in studies that store rows by layer and sample."""
     config = read_yaml(ROOT / "configs/tasks/tiny/lra_text.yaml")
@@ -96,6 +95,7 @@ def test_all_applications_of_a_shared_layer_count(tmp_path, capsys):
     assert f", {queries} queries x heads x layers." in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("sketches")
 def test_interrupted_study_goes_on_where_it_stopped(tmp_path, monkeypatch):
     path = checkpoint(tmp_path, "sequence", "MGKAttention")
     whole = study("rank", path, tmp_path / "whole", "--num_samples", "4")
