@@ -42,6 +42,7 @@ class HeldOut(DataModule):
     """
 
     may_hold_out_none = False
+    on_test = ""  # setting that validates on the test split, if there is one
 
     def __init__(
         self,
@@ -71,9 +72,10 @@ class HeldOut(DataModule):
 
         chosen = choose_per_class(targets, self.split_seed, count)
         if not chosen.any():
+            remedy = f"add samples, or set {self.on_test}" if self.on_test else "add samples"
             raise DataError(
                 f"{self.data_dir}: no class has two training samples, so none can be held out for "
-                f"validation; add samples, or validate on the test split"
+                f"validation; {remedy}"
             )
         return chosen
 

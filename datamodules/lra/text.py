@@ -36,6 +36,7 @@ class Text(TrainAndTest, ArenaTokens):
 
     task = "text"
     num_classes = 2  # negative and positive
+    on_test = "split=test_as_val"
 
     def __init__(
         self, split: Literal["held_out", "test_as_val"] = "held_out", **kwargs: Any

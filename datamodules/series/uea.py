@@ -16,7 +16,7 @@ from datamodules.series.archive import ARCHIVES, ArchiveSource, find_archive
 from datamodules.series.samples import SeriesData, SeriesSplit
 from datamodules.series.ts_file import TsFile, read_ts
 from lit_probattn.base.arguments import with_defaults
-from lit_probattn.base.errors import DataError
+from lit_probattn.base.errors import DataError, prefixed
 
 _READER_VERSION = 1  # part of the cache name; increment when the stored data change
 
@@ -50,6 +50,7 @@ class UEA(TrainAndTest, SeriesData, CachedDataModule):
     """
 
     task = "uea"
+    on_test = "select_on=test"
 
     def __init__(
         self,
@@ -152,7 +153,8 @@ class UEA(TrainAndTest, SeriesData, CachedDataModule):
         if self.select_on_test:
             self.notes.append("train is the whole training file")
         open_part = partial(SeriesSplit.from_cache, cache, max_length=self.max_seq_len)
-        return self.open_parts(open_part)
+        with prefixed(self.archive, DataError, to=DataError):
+            return self.open_parts(open_part)
 
 
 def _common_classes(train: TsFile, test: TsFile, train_path: Path, test_path: Path) -> list[str]:

@@ -153,6 +153,14 @@ def test_select_on_test_is_flagged_and_trains_on_the_whole_file(archive):
     assert data.provenance["split_seed"] is None
 
 
+def test_classes_of_one_series_name_the_archive_and_the_remedy(archive):
+    path = archive / "Libras" / "Libras_TRAIN.ts"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:8]))  # a series per class
+    with pytest.raises(DataError, match=r"^Libras: .*; add samples, or set select_on=test$"):
+        made(archive)
+    assert len(made(archive, select_on="test").split("train")) == 2
+
+
 def test_provenance_holds_the_hashes_of_the_files(archive):
     provenance = made(archive).provenance
     for part in LENGTHS:
