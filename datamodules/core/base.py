@@ -232,9 +232,8 @@ class DataModule(pl.LightningDataModule):
         if self.trainer is not None and self.trainer.max_steps == -1:
             name, value = self.batch_setting
             raise DataError(
-                f"trainer.max_steps is not set; training is counted in optimiser steps. One epoch "
-                f"of {type(self).__name__} is {order.steps_per_epoch} steps at "
-                f"{name}={value}"
+                "trainer.max_steps is not set; training is counted in optimiser steps. One epoch "
+                f"of {type(self).__name__} is {order.steps_per_epoch} steps at {name}={value}"
             )
         return TrainingLoader(self._loader(train, order), order, self._processed)
 

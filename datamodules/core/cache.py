@@ -260,8 +260,7 @@ def ensure_cache(root: Path, spec: CacheSpec, build: Callable[[CacheWriter], Non
     except OSError as error:
         raise DataError(
             f"the cache folder {root} is not writable ({error.strerror or error}); set cache_dir "
-            f"or "
-            f"the environment variable LIT_PROBATTN_CACHE to a writable folder"
+            "or the environment variable LIT_PROBATTN_CACHE to a writable folder"
         ) from error
     with held:
         since = datetime.now(UTC).isoformat(timespec="seconds")
@@ -302,8 +301,7 @@ def _open_or_build(root: Path, spec: CacheSpec, build: Callable[[CacheWriter], N
         if changed is not None:
             raise DataError(
                 f"{changed} changed while it was being read, so no cache was written; wait until "
-                f"it "
-                "is completely written or copied, then start again"
+                "it is completely written or copied, then start again"
             )
         writer.finish(spec, sources)
         if damage:

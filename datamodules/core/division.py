@@ -175,7 +175,7 @@ def divide(
         among = f" among {len(keys)}" if len(keys) > len(places) else ""
         raise DataError(
             f"{what}: {len(places)} different {unit}{among} cannot be split into {names}; provide "
-            f"more, or a file for each split"
+            "more, or a file for each split"
         )
     low = 0.0
     for name, share in shares.items():

@@ -253,8 +253,8 @@ def read_utf8(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise DataError(
-            f"{shown_name(path)}, line {line}: not UTF-8 ({error.reason}); convert the file "
-            f"to UTF-8"
+            f"{shown_name(path)}, line {line}: not UTF-8 ({error.reason}); convert the file to "
+            "UTF-8"
         ) from None
 
 

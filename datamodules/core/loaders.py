@@ -108,10 +108,8 @@ class TrainingLoader(_Loader):
             if position == 1 and self._processed() > start + 1:
                 raise RuntimeError(
                     f"the training stream started at micro-batch {start}, but the trainer resumed "
-                    f"at "
-                    f"{self._processed()}: the loader was created before the checkpoint was "
-                    f"restored. "
-                    f"Do not set trainer.max_epochs and do not read "
-                    f"trainer.estimated_stepping_batches; use trainer.max_steps"
+                    f"at {self._processed()}: the loader was created before the checkpoint was "
+                    "restored. Do not set trainer.max_epochs and do not read "
+                    "trainer.estimated_stepping_batches; use trainer.max_steps"
                 )
             yield batch

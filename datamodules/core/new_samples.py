@@ -107,7 +107,7 @@ class NewSamples(DataModule):
         if not self.has_labels():
             raise DataError(
                 f"{self.new_path} has no {self.labels_are} to compare predictions with; add them, "
-                f"or use the command predict"
+                "or use the command predict"
             )
         return super().test_dataloader()
 

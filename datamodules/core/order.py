@@ -136,12 +136,12 @@ class TrainingOrder:
         if batch_size > num_samples:
             raise DataError(
                 f"batch_size={batch_size} is larger than the training split of {num_samples} "
-                f"samples; lower batch_size"
+                "samples; lower batch_size"
             )
         if batch_size % micro_steps.num_parts:
             raise DataError(
-                f"batch_size counts the samples of one optimiser step over all ranks and "
-                f"accumulation steps, so it must be a multiple of world_size x "
+                "batch_size counts the samples of one optimiser step over all ranks and "
+                "accumulation steps, so it must be a multiple of world_size x "
                 f"accumulate_grad_batches: batch_size={batch_size}, "
                 f"world_size={micro_steps.world_size}, "
                 f"accumulate_grad_batches={micro_steps.accumulation}"

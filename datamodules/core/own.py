@@ -373,8 +373,7 @@ class OwnSamples(NewSamples, AtPath, Divided, ClassMap, CachedDataModule):
             if not at:
                 raise DataError(
                     f"{what}: the classes are too small for a {split} split; provide more "
-                    f"{self.what} "
-                    f"of each, or a file for each split"
+                    f"{self.what} of each, or a file for each split"
                 )
             columns = (train.values, train.labels, train.locations)
             splits[split] = Rows(*([column[i] for i in at] for column in columns), notes=[])  # type: ignore[misc]
@@ -472,7 +471,7 @@ def _require_learnable(splits: dict[str, Rows]) -> None:
             if label not in known:
                 raise DataError(
                     f"{location}: class {label!r} is missing from the training split, so it cannot "
-                    f"be learned; add samples of it there, or remove it here"
+                    "be learned; add samples of it there, or remove it here"
                 )
 
 

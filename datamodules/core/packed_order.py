@@ -119,9 +119,9 @@ class PackedOrder:
         if rows_per_step < micro_steps.num_parts:
             raise DataError(
                 f"an optimiser step has {rows_per_step} packed rows of {rows.capacity} tokens, "
-                f"expected at least one for each of world_size x accumulate_grad_batches = "
-                f"{micro_steps.world_size} x {micro_steps.accumulation} micro-batches; "
-                "raise batch_size or max_tokens"
+                "expected at least one for each of world_size x accumulate_grad_batches = "
+                f"{micro_steps.world_size} x {micro_steps.accumulation} micro-batches; raise "
+                "batch_size or max_tokens"
             )
         self.rows, self.rows_per_step = rows, rows_per_step
         self.micro_steps, self.counted = micro_steps, counted

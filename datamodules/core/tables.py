@@ -158,7 +158,7 @@ def labels_of(table: Table, name: str) -> list[str]:
     if different > _MANY_CLASSES and 2 * different > len(found):
         raise DataError(
             f"{table.path}: column {name} has {different} different values in {len(found)} rows, "
-            f"so it does not contain classes; set label_column to another of "
+            "so it does not contain classes; set label_column to another of "
             f"{', '.join(table.columns)}"
         )
     return found
@@ -279,15 +279,15 @@ def _read_csv(path: Path, least_columns: int) -> Table:
     except csv.Error as error:
         raise DataError(
             f"{path}, line {start}: a quoted value does not end with a double quote ({error}); "
-            f"close it, and double the quotes inside it"
+            "close it, and double the quotes inside it"
         ) from None
     notes = []
     if spans:
         most, first = max(spans, key=lambda span: span[0])
         notes.append(
             f"{path.name}: {len(spans)} rows have a quoted value of several lines, the longest "
-            f"with "
-            f"{most} lines, starting at line {first}; if that is not one text, a quote is unclosed"
+            f"with {most} lines, starting at line {first}; if that is not one text, a quote is "
+            "unclosed"
         )
     return Table(path, _columns(names, rows), locations, notes=notes)
 
@@ -350,8 +350,7 @@ def _read_json_lines(path: Path, columns: Collection[str] | None = None) -> Tabl
         if further:
             raise DataError(
                 f"{path}, line {number}: unexpected key {further[0]!r}, missing from the first "
-                f"line; "
-                "write the same keys in every line, with null for missing values"
+                "line; write the same keys in every line, with null for missing values"
             )
         rows.append([row[name] for name in kept])
         locations.append(number)
@@ -403,6 +402,6 @@ def _read_parquet(path: Path) -> Table:
         except (ValueError, OverflowError) as error:  # such as a time beyond Python's
             raise DataError(
                 f"{path}: column {name!r} has a value that Python does not support ({error}); "
-                f"correct or remove the column"
+                "correct or remove the column"
             ) from None
     return Table(path, columns, range(table.num_rows), "row")

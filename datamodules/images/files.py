@@ -175,15 +175,14 @@ def images_of_classes(
         if not inside and every_class:
             raise DataError(
                 f"class folder {folder / name} contains no images ({', '.join(SUFFIXES)}); add "
-                f"some, "
-                "or remove the class from train and val"
+                "some, or remove the class from train and val"
             )
         names += inside
         targets += [number] * len(inside)
     if not names:
         raise DataError(
             f"{folder}: the class folders contain no images ({', '.join(SUFFIXES)}); add some, or "
-            f"remove the folder"
+            "remove the folder"
         )
     return ImageFiles(folder, classes, _as_bytes(names), np.array(targets, dtype=np.int64))
 
@@ -247,8 +246,7 @@ def _find(root: Path) -> Path:
     raise MissingDataError(
         f"{root / 'val'} has no class folders, so a file with the classes is required: expected "
         f"{root / _KIT} and meta.mat in the same folder (both from ILSVRC2012_devkit_t12.tar.gz), "
-        f"or "
-        f"{root / _TABLE}, or its path as ground_truth"
+        f"or {root / _TABLE}, or its path as ground_truth"
     )
 
 
@@ -271,7 +269,7 @@ def _class_of_number(path: Path) -> dict[int, str]:
     except Exception as error:  # a corrupt file can raise anything
         raise DataError(
             f"{path}: not the meta.mat of the development kit, or corrupt ({error!r}); unpack "
-            f"ILSVRC2012_devkit_t12.tar.gz again"
+            "ILSVRC2012_devkit_t12.tar.gz again"
         ) from None
 
 

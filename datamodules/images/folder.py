@@ -92,8 +92,8 @@ class ImageFolder(NewSamples, AtPath, Divided, ImageNet):
         for name in names:
             if name not in found.values() and split_of(name) is not None:
                 raise DataError(
-                    f"{self.root / name} denotes a split, but contains no class folders; "
-                    f"sort its images into class folders, or rename it"
+                    f"{self.root / name} denotes a split, but contains no class folders; sort its "
+                    "images into class folders, or rename it"
                 )
         warn_ignored(self.root, names, found.values())
         return found
@@ -127,8 +127,8 @@ class ImageFolder(NewSamples, AtPath, Divided, ImageNet):
         if lacking:
             name = train.classes[min(lacking)]
             raise DataError(
-                f"{self.root / name}: no images of this class are left for training; add more, "
-                f"or create folders train, val and test"
+                f"{self.root / name}: no images of this class are left for training; add more, or "
+                "create folders train, val and test"
             )
         return result
 
@@ -199,7 +199,7 @@ def _reject_extra(folder: Path, classes: Sequence[str], train: str) -> None:
     if extra:
         raise DataError(
             f"{folder}: class {extra[0]} is missing from {train}, so it cannot be learned; add "
-            f"images of it there, or remove it here"
+            "images of it there, or remove it here"
         )
 
 

@@ -47,7 +47,7 @@ def _augmentation(image_size: int, **options: Any) -> Any:
         )
     except (AssertionError, ValueError) as error:
         raise DataError(
-            f"auto_augment must be a policy of timm, such as rand-m9-mstd0.5-inc1, augmix-m5-w4 or "
+            "auto_augment must be a policy of timm, such as rand-m9-mstd0.5-inc1, augmix-m5-w4 or "
             f"3a, received {options['auto_augment']!r} ({error})"
         ) from None
     return posterize_to_black(transform)
@@ -267,8 +267,8 @@ class ImageNet(ClassMap, DataModule):
             return super()._loader(split, order, collate)
         if self.mixing is not None and order.micro_batch_size % 2:
             raise DataError(
-                f"mixup and cutmix mix pairs, so a micro-batch must be even: batch_size="
-                f"{self.batch_size} over world_size={order.micro_steps.world_size} and "
+                "mixup and cutmix mix pairs, so a micro-batch must be even: "
+                f"batch_size={self.batch_size} over world_size={order.micro_steps.world_size} and "
                 f"accumulate_grad_batches={order.micro_steps.accumulation} gives "
                 f"{order.micro_batch_size}"
             )

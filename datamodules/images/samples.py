@@ -92,9 +92,8 @@ def open_image(path: Path) -> Image.Image:
 
 def _damaged(path: Path, reason: str) -> str:
     return (
-        f"{path}: unreadable image: {reason}. Replace it with an intact copy, or remove "
-        "the file; for ImageNet, `lit-probattn data check imagenet --verify true` lists all such "
-        "files"
+        f"{path}: unreadable image: {reason}. Replace it with an intact copy, or remove the file; "
+        "for ImageNet, `lit-probattn data check imagenet --verify true` lists all such files"
     )
 
 

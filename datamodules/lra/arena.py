@@ -85,7 +85,7 @@ class ArenaData(CachedDataModule):
                 raise DataError(
                     f"parity_eval drops the incomplete last batch, but the test split of {samples} "
                     f"samples has no other: lower batch_size={self.batch_size}, or unset "
-                    f"parity_eval"
+                    "parity_eval"
                 )
             return EvaluationOrder(complete, *layout)
         window = self.parity_eval * self.batch_size

@@ -41,7 +41,7 @@ def find_release(data_dir: Path) -> Path:
             "the IMDB reviews are",
             f"the folder {data_dir / 'aclImdb'}/{{train,test}}/{{pos,neg}}/*.txt or the archive "
             f"{data_dir / 'aclImdb_v1.tar.gz'} (any aclImdb*.tar.gz, .tar.xz or .tar.bz2 of the "
-            f"same layout)",
+            "same layout)",
             "Official source: Large Movie Review Dataset, ai.stanford.edu/~amaas/data/sentiment",
             "text",
             data_dir,

@@ -87,7 +87,7 @@ class ListOps(Generated, ArenaTokens):
         super().__init__(**kwargs)
         if max_length < min_length + 2:
             raise DataError(
-                f"both bounds are exclusive: max_length must be at least min_length + 2 = "
+                "both bounds are exclusive: max_length must be at least min_length + 2 = "
                 f"{min_length + 2}, received {max_length}"
             )
         if source == "generated" and max_length - 1 > self._max_length_tokens:
@@ -141,7 +141,7 @@ class ListOps(Generated, ArenaTokens):
                 raise DataError(
                     f"ListOps: {longer} of {len(split)} expressions of {name} have more than "
                     f"max_length_tokens={limit} tokens (up to {split.lengths.max()}), and a "
-                    f"truncated expression does not determine its value; raise max_length_tokens"
+                    "truncated expression does not determine its value; raise max_length_tokens"
                 )
             splits[name] = split
         return splits

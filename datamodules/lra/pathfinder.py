@@ -129,8 +129,8 @@ class Pathfinder(ArenaPixels):
         self.published = _published(_NUM_PUBLISHED - num_empty)
         if num_empty:
             self.notes = [
-                f"{num_empty} images are empty files and were skipped, as published; 160000, "
-                f"20000 and 20000 include them, so the sizes below exclude them"
+                f"{num_empty} images are empty files and were skipped, as published; 160000, 20000 "
+                "and 20000 include them, so the sizes below exclude them"
             ]
         order = np.arange(count)
         if self.protocol == "shuffled":

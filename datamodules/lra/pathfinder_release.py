@@ -88,7 +88,7 @@ def _read_file(folder: Path, path: Path) -> Iterator[Entry]:
     if content.startswith(b"\x93NUMPY"):
         raise DataError(
             f"{path}: expected plain text with one image per line (folder, file name, index, "
-            f"label), received a NumPy array"
+            "label), received a NumPy array"
         )
     for number, line in enumerate(content.splitlines(), start=1):
         with prefixed(f"{path}:{number}", ValueError, to=DataError):

@@ -40,8 +40,7 @@ class Retrieval(ArenaTokens):
         if self._max_length_tokens > aan.MAX_TEXT_BYTES:
             raise DataError(
                 f"max_length_tokens must be at most {aan.MAX_TEXT_BYTES}, the prefix of a text "
-                f"that "
-                f"the published pipelines read, received {self._max_length_tokens}"
+                f"that the published pipelines read, received {self._max_length_tokens}"
             )
         sizes = {"train": 147086, "val": 18090, "test": 17437}
         self.published = {name: Published(size) for name, size in sizes.items()}

@@ -234,14 +234,14 @@ def _require_steps(steps: Sequence[str], train: Sequence[str], path: str) -> Non
         if name != expected:
             raise DataError(
                 f"{path}: step {number} is column {name!r}, that of training {expected!r}; write "
-                f"the columns of the steps with the names and in the order of training"
+                "the columns of the steps with the names and in the order of training"
             )
     for name in steps[len(train) :]:
         if _NUMBER.sub("0", name) != _NUMBER.sub("0", train[-1]):
             raise DataError(
                 f"{path}: column {name!r} does not continue the steps of training, which end with "
                 f"{train[-1]!r}; remove it, or, if it contains the labels, rename it to the "
-                f"label_column of training"
+                "label_column of training"
             )
 
 
@@ -282,7 +282,7 @@ def _matrix(table: Table, names: Sequence[str]) -> npt.NDArray[np.float64]:
             place = list(table.columns).index(name) + 1
             raise DataError(
                 f"{table.path}: column {place} has no name, like the row numbers that pandas "
-                f"writes; remove it (to_csv(index=False)), or name it"
+                "writes; remove it (to_csv(index=False)), or name it"
             )
         for row, value in enumerate(table.columns[name]):
             try:
@@ -290,7 +290,7 @@ def _matrix(table: Table, names: Sequence[str]) -> npt.NDArray[np.float64]:
             except (ValueError, OverflowError):
                 raise DataError(
                     f"{table.location(row)}: {name} is {str(value)[:40]!r}, expected a number; "
-                    f"remove the column, or correct the row"
+                    "remove the column, or correct the row"
                 ) from None
     return found
 
@@ -309,7 +309,7 @@ def _checked(series: npt.NDArray[np.float64], location: str) -> Series:
         step, feature = np.argwhere(beyond)[0]
         raise DataError(
             f"{location}: feature {feature + 1} of step {step + 1} is {series[step, feature]}, "
-            f"which exceeds float32; correct it, or write NaN for a missing value"
+            "which exceeds float32; correct it, or write NaN for a missing value"
         )
     return np.ascontiguousarray(series, dtype=np.float32)
 
@@ -324,13 +324,13 @@ def _long(
         if _is_missing(number) or isinstance(number, list | dict):
             raise DataError(
                 f"{table.location(row)}: {name} is {str(number)[:40]!r}, expected the id of a "
-                f"series; write it in every row"
+                "series; write it in every row"
             )
         rows.setdefault(number.strip() if isinstance(number, str) else number, []).append(row)
     if len(rows) == len(table.locations):
         raise DataError(
             f"{table.path}: every {name!r} has one row, so series would have one step; if the "
-            f"table is wide (one series per row), remove that column, otherwise set id_column"
+            "table is wide (one series per row), remove that column, otherwise set id_column"
         )
     times = None if time is None else _times(table, time)
     found = Rows([], [], [], [note, *table.notes], features)
@@ -366,7 +366,7 @@ def _times(table: Table, name: str) -> list[Any]:
         if not kind:
             raise DataError(
                 f"{table.location(row)}: {name} is {str(value)[:40]!r}, expected a number or an "
-                f"ISO date such as 2020-01-31; write all times in this format"
+                "ISO date such as 2020-01-31; write all times in this format"
             )
         found.append(moment)
         first.setdefault(kind, row)

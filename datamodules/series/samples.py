@@ -158,7 +158,7 @@ class SeriesData(ClassMap, Padded):
         if stored is None:
             raise DataError(
                 f"the checkpoint lacks the statistics of normalization={self.normalization}; train "
-                f"again"
+                "again"
             )
         if stored["kind"] != self.normalization:
             raise DataError(

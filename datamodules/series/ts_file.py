@@ -227,7 +227,7 @@ def _read_case(
         other = next(i for i, length in enumerate(lengths) if length != lengths[0])
         raise location.error(
             f"dimension 1 has {lengths[0]} values and dimension {other + 1} has {lengths[other]}: "
-            f"expected equal numbers"
+            "expected equal numbers"
         )
     if header.equal_length:
         if header.length is None:
@@ -235,7 +235,7 @@ def _read_case(
         if lengths[0] != header.length:
             raise location.error(
                 f"a series of length {lengths[0]}, expected {header.length}; series of variable "
-                f"length require `@equalLength false` in the header"
+                "length require `@equalLength false` in the header"
             )
     return label, np.array(values, dtype=np.float32).T.copy()
 
@@ -253,7 +253,7 @@ def _read_values(text: str, dimension: int, header: TsHeader, location: _Locatio
             if not header.missing:
                 raise location.error(
                     f"dimension {dimension}, value {position + 1} is {word!r}, but missing values "
-                    f"require `@missing true` in the header"
+                    "require `@missing true` in the header"
                 )
         elif number is None:
             raise location.error(

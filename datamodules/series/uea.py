@@ -166,8 +166,8 @@ def _common_classes(train: TsFile, test: TsFile, train_path: Path, test_path: Pa
     for label, line in zip(test.labels, test.lines, strict=True):
         if label.lower() not in present:
             raise DataError(
-                f"{test_path}:{line}: class {label!r} is missing from {train_path}, so it "
-                f"cannot be learned"
+                f"{test_path}:{line}: class {label!r} is missing from {train_path}, so it cannot "
+                "be learned"
             )
     classes = [label for label in train.header.classes if label.lower() in present]
     if len(classes) < 2:

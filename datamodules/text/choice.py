@@ -60,8 +60,7 @@ class TokenChoice:
                 if given != default:
                     raise DataError(
                         f"{name} applies to learned tokenisers, but tokenizer={self.file} is set; "
-                        f"unset "
-                        f"one of them ({name} defaults to {default!r})"
+                        f"unset one of them ({name} defaults to {default!r})"
                     )
 
     @property
@@ -106,9 +105,9 @@ class TokenChoice:
             found = Tokens.from_text(np.load(self._cached).tobytes().decode())
             if "mask" not in found.special:
                 raise DataError(
-                    f"{self._path}: this cache has tokens of running text, without "
-                    f"the special tokens of an encoder; set tokenizer to a cache of text_pairs, "
-                    f"question_answering or pretraining_text"
+                    f"{self._path}: this cache has tokens of running text, without the special "
+                    "tokens of an encoder; set tokenizer to a cache of text_pairs, "
+                    "question_answering or pretraining_text"
                 )
             return found
         return _READ.get(self.unit, read_encoder)(self._path)

@@ -61,8 +61,8 @@ def as_words(words: Sequence[str]) -> Tokens:
         first = ids.setdefault(word, number)
         if first != number:
             raise DataError(
-                f"duplicate word {word!r} in lines {first + 1} and {number + 1}; remove one of "
-                f"the lines"
+                f"duplicate word {word!r} in lines {first + 1} and {number + 1}; remove one of the "
+                "lines"
             )
     if END_OF_LINE not in ids:
         raise DataError(f"missing {END_OF_LINE!r}, which ends every line of text; add it")
@@ -94,7 +94,7 @@ def learn_words(
     if unknown and not words:
         raise DataError(
             f"no word occurs {min_count} times in the training text; lower min_count, or set "
-            f"tokens to bytes"
+            "tokens to bytes"
         )
     return as_words([*own, *words][:limit])
 

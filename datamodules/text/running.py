@@ -148,7 +148,7 @@ class OwnText(NewSamples, AtPath, Divided, OwnTokens, TextStream):
             names = ", ".join(path.name for path in files[:5])
             raise DataError(
                 f"{self.path} has {names}, but the {', '.join(missing)} file is missing; add it, "
-                f"or rename the files so that they are split automatically"
+                "or rename the files so that they are split automatically"
             )
         return {}
 

@@ -249,8 +249,8 @@ class LabelledTexts(OwnTokens, Padded, TextTable):
         if state_dict.get("vocabulary") != self.vocabulary.digest:
             raise DataError(
                 f"the checkpoint was trained with another vocabulary of {self.choice.unit} than "
-                f"that of {self.files['train']}, so ids would denote other tokens; use the "
-                f"files of its training, and set new_path to other texts"
+                f"that of {self.files['train']}, so ids would denote other tokens; use the files "
+                "of its training, and set new_path to other texts"
             )
 
     def cleaned(self, text: str) -> str:

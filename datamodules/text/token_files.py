@@ -143,8 +143,8 @@ def _tokenizer(file: Path) -> Tokenizer:
 
 def _unreadable(file: Path, error: Exception) -> DataError:
     return DataError(
-        f"{file} is not a vocabulary of the package tokenizers: {error}; replace the "
-        f"tokeniser's files"
+        f"{file} is not a vocabulary of the package tokenizers: {error}; replace the tokeniser's "
+        "files"
     )
 
 

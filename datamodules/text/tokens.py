@@ -56,7 +56,7 @@ def _check_ids(known: dict[str, int], origin: str) -> None:
         if number >= _MOST_IDS * len(known):
             raise DataError(
                 f"{origin}: {token!r} has the id {number}, far beyond {len(known)} tokens; each id "
-                f"is a row of the embedding table: replace the file"
+                "is a row of the embedding table: replace the file"
             )
 
 

@@ -141,8 +141,8 @@ class TrajectoryModule(HeldOut):
             return np.arange(count), np.arange(count)
         if count < 2:
             raise DataError(
-                f"{count} episode cannot be split into training and validation; set "
-                f"val_fraction to 0"
+                f"{count} episode cannot be split into training and validation; set val_fraction "
+                "to 0"
             )
         held_out = self.held_out(np.zeros(count, dtype=np.int64))
         return np.flatnonzero(~held_out), np.flatnonzero(held_out)
@@ -171,7 +171,7 @@ class TrajectoryModule(HeldOut):
                 was = "" if isinstance(value, list) else f", was {before[name]}"
                 raise DataError(
                     f"the checkpoint was trained on other data: {name} {shown}{was}; use the data "
-                    f"and the data settings of its training"
+                    "and the data settings of its training"
                 )
 
     # ---- reports -----------------------------------------------------------------------------

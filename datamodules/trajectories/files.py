@@ -83,7 +83,7 @@ def environment_of(name: str, env: str | None = None) -> Environment:
     if found and chosen not in found:
         raise DataError(
             f"{name}: the name contains {found[0].name}, received env={chosen.name}; remove env, "
-            f"or rename the file"
+            "or rename the file"
         )
     return chosen
 
@@ -179,7 +179,7 @@ def _steps_of(path: Path, file: Mapping[str, Any], environment: Environment) -> 
     if not len(ends):
         raise DataError(
             f"{path}: no episode ends in {len(is_end)} steps: there are no terminals and no "
-            f"timeouts; correct the file"
+            "timeouts; correct the file"
         )
     count = int(ends[-1]) + 1
     if count < len(is_end):
@@ -204,7 +204,7 @@ def _numbers(path: Path, key: str, dataset: Any) -> npt.NDArray[np.float32]:
     if key == "rewards" and values.size != len(values):
         raise DataError(
             f"{path}: {key} must have one number per step, received shape {dataset.shape}; correct "
-            f"the file"
+            "the file"
         )
     values = values.reshape(len(values)) if key == "rewards" else values
     check_finite(path, key, values)
@@ -228,7 +228,7 @@ def check_finite(path: Path | str, key: str, values: npt.NDArray[np.float32]) ->
     if not rows.all():
         raise DataError(
             f"{path}: {key} of step {int(np.argmin(rows))}: expected finite numbers; remove the "
-            f"episode"
+            "episode"
         )
 
 

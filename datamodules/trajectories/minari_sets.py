@@ -72,7 +72,6 @@ def _arrays(path: str, episode: Any, environment: Environment) -> tuple[Any, Any
         raise DataError(
             f"{path}: {environment.name} requires observations of size {environment.obs_dim} and "
             f"actions of size {environment.act_dim}, received shapes {shapes[0]} and {shapes[1]}; "
-            f"set "
-            f"env to the environment of this data set"
+            "set env to the environment of this data set"
         )
     return observations, actions, rewards

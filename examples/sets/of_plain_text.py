@@ -89,7 +89,7 @@ class MadeSet:
             if not count:
                 raise DataError(
                     f"{self.text}: its {len(part)} paragraphs of {wanted} yield no sample; add "
-                    f"more text"
+                    "more text"
                 )
             made.append((path, content, count, len(part)))
         self.out.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,7 @@ class MadeSet:
         if len(kept) < 2:
             raise DataError(
                 f"{self.text}: {len(kept)} paragraphs of {_LEAST_SENTENCES} sentences or more, at "
-                f"least 2 are needed; a paragraph is a line"
+                "least 2 are needed; a paragraph is a line"
             )
         if self.max_paragraphs is not None:
             # Not the hash that divides, which would select mostly dev paragraphs.

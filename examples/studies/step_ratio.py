@@ -214,9 +214,8 @@ def run(options: argparse.Namespace) -> Report:
         for row in package.itertuples()
     )
     caption = (
-        "One step. `time / softmax`: relative to softmax with 8 heads in the same "
-        "implementation. Both sides of a ratio have the attention dropout of the row and the "
-        "backends in their rows"
+        "One step. `time / softmax`: relative to softmax with 8 heads in the same implementation. "
+        "Both sides of a ratio have the attention dropout of the row and the backends in their rows"
     )
     trains = options.mode == "train"
     return Report(

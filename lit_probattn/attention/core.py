@@ -115,7 +115,7 @@ class Core(nn.Module):
         if lacking:
             raise TypeError(
                 f"{type(self).__name__} lacks {', '.join(lacking)}, which a core must define; a "
-                f"layer that defines reference_scores(self, query, key) needs no core"
+                "layer that defines reference_scores(self, query, key) needs no core"
             )
         self.layout, self.backend, self.rotary = layout, backend, rotary
         self.make_parameters(options)

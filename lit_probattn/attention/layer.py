@@ -36,7 +36,7 @@ from lit_probattn.randomness import RandomKey
 def _what_is_missing(cls: type) -> str:
     return (
         f"{cls.__name__} has neither reference_scores nor a core: define reference_scores(self, "
-        f"query, key), which returns the scores (batch, heads, queries, keys), or name core_class"
+        "query, key), which returns the scores (batch, heads, queries, keys), or name core_class"
     )
 
 
@@ -122,7 +122,7 @@ class Attention(RenamingModule):
         if head_dim is None:
             if embed_dim % num_heads:
                 raise ValueError(
-                    f"num_heads must divide embed_dim if head_dim is not set, received "
+                    "num_heads must divide embed_dim if head_dim is not set, received "
                     f"embed_dim={embed_dim} and num_heads={num_heads}"
                 )
             head_dim = embed_dim // num_heads
@@ -151,8 +151,8 @@ class Attention(RenamingModule):
             alone = [name for name in self.hooks() if name != "gate"]
             if alone:
                 raise TypeError(
-                    f"{type(self).__name__} defines {', '.join(alone)} and a core, which does "
-                    f"not use hooks: define reference_scores too"
+                    f"{type(self).__name__} defines {', '.join(alone)} and a core, which does not "
+                    "use hooks: define reference_scores too"
                 )
             self.core = self.make_core(self.core_class)
 
@@ -257,7 +257,7 @@ class Attention(RenamingModule):
         if not self._gives_scores():
             raise NotImplementedError(
                 f"{type(self).__name__} has its own core: also define cost(seq_len), which returns "
-                f"lit_probattn.attention.Cost"
+                "lit_probattn.attention.Cost"
             )
         return of_scores(self.sizes(seq_len), self)
 

@@ -61,8 +61,8 @@ class Polynomial(Variant):
     def __post_init__(self) -> None:
         if self.degree < 2 or self.degree % 2:
             raise ValueError(
-                f"degree must be even and at least 2, so that weights are not negative, "
-                f"received {self.degree}"
+                "degree must be even and at least 2, so that weights are not negative, received "
+                f"{self.degree}"
             )
 
     def needs(self) -> dict[str, str]:

@@ -102,8 +102,7 @@ def explain(error: BaseException) -> tuple[str, int] | None:
         return (
             f"a loader {process} was killed, most likely because memory ran out: lower "
             "--data.init_args.num_workers or --data.init_args.batch_size; rerun the same command "
-            "with "
-            "--ckpt_path last to resume from the last checkpoint"
+            "with --ckpt_path last to resume from the last checkpoint"
         ), 2
     if text.startswith("You set `--ntasks="):
         return (

@@ -318,6 +318,5 @@ def _check_order(contents: dict[str, dict[str, Any]]) -> None:
     if early and not tasks:
         raise ConfigError(
             f"no task file: {early[0]} sets arguments of a model whose class is not set; start "
-            f"with "
-            "a task, for example --task lra_listops"
+            "with a task, for example --task lra_listops"
         )

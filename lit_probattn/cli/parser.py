@@ -111,9 +111,8 @@ def _require_sizes(class_type: type, links: dict[str, Any]) -> None:
         needed = name in parameters and parameters[name].default is inspect.Parameter.empty
         if needed and size is None:
             raise ValueError(
-                f"{class_type.__name__} requires {name}, which these data do not have: tokens "
-                f"have a "
-                "vocab_size, series and images have num_features, pairs of languages also a "
+                f"{class_type.__name__} requires {name}, which these data do not have: tokens have "
+                "a vocab_size, series and images have num_features, pairs of languages also a "
                 "source_vocab_size, trajectories an obs_dim; choose a task for this data set"
             )
 

@@ -127,9 +127,8 @@ def _open(options: argparse.Namespace) -> Trained:
     task, data = (class_of(config[part]["class_path"]) for part in ("model", "data"))
     if not (isinstance(task, type) and issubclass(task, LanguageModeling)):
         raise ConfigError(
-            f"{options.checkpoint} is a run of {task.__name__}, which does not generate text: "
-            f"pass a "
-            "run of a language model (lit_probattn.tasks.LanguageModeling)"
+            f"{options.checkpoint} is a run of {task.__name__}, which does not generate text: pass "
+            "a run of a language model (lit_probattn.tasks.LanguageModeling)"
         )
     if "prompts" not in parameters_of(data) or not hasattr(data, "vocabulary"):
         raise ConfigError(

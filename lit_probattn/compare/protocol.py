@@ -190,7 +190,7 @@ def refuse_flags(words: Sequence[str], tasks: Iterable[TaskEntry] = ()) -> None:
         if averaged and key in AVERAGED:
             raise ConfigError(
                 f"--flags {key}: {averaged[0]} evaluates a mean of checkpoints, which depends on "
-                f"this key; use --set"
+                "this key; use --set"
             )
         if not any(_is_below(key, free) for free in FREE_FLAGS):
             instead = "--steps" if key == STEPS else "--set"

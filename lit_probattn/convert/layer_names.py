@@ -351,8 +351,7 @@ def layer_state(layout: str, tensors: Mapping[str, Tensor], layer: Attention) ->
         if tensor.shape != own.shape:
             raise ConfigError(
                 f"{' and '.join(row.theirs)}: expected shape {tuple(own.shape)} for {ours}, "
-                f"received "
-                f"{tuple(tensor.shape)}; build the layer with the sizes of the source"
+                f"received {tuple(tensor.shape)}; build the layer with the sizes of the source"
             )
         found[ours] = tensor.contiguous()
     return found

@@ -71,8 +71,7 @@ def require_attention(layer: Attention) -> None:
             )
     if problems:
         raise ConfigError(
-            f"{', '.join(problems)}: expected SoftmaxAttention with score dot, biases, and "
-            f"heads "
+            f"{', '.join(problems)}: expected SoftmaxAttention with score dot, biases, and heads "
             "that add up to the width"
         )
 

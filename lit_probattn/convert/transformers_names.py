@@ -205,8 +205,7 @@ def drop_tied(layout: Layout, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         if tied is not None and first in rest and not tied.equal(rest[first]):
             raise ConfigError(
                 f"{second} differs from {first}: untied output layers are not supported, only "
-                f"those "
-                "tied to the token embeddings"
+                "those tied to the token embeddings"
             )
     return rest
 

@@ -162,7 +162,7 @@ class DecisionTransformer(nn.Module):
         if (previous_action is None) != (caches[0].length == 0):
             given = "None" if previous_action is None else "an action"
             raise ValueError(
-                f"previous_action must be None at the first step and an action after it, received "
+                "previous_action must be None at the first step and an action after it, received "
                 f"{given} with {caches[0].length} tokens in the caches"
             )
         time = self.timesteps.weight[timestep]

@@ -273,6 +273,5 @@ def _check(source_vocab_size: int, vocab_size: int, share: Share) -> None:
     if share == "all" and source_vocab_size != vocab_size:
         raise ValueError(
             f"share=all requires one vocabulary, received source_vocab_size={source_vocab_size} "
-            f"and "
-            f"vocab_size={vocab_size}; use share=decoder"
+            f"and vocab_size={vocab_size}; use share=decoder"
         )

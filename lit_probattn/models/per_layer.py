@@ -143,7 +143,7 @@ def in_full(entry: Any) -> Any:
     unknown = sorted(set(entry) - {"default", "layers"})
     if unknown:
         raise ValueError(
-            f"attention by layers supports the keys default and layers, received "
+            "attention by layers supports the keys default and layers, received "
             f"{', '.join(unknown)}"
         )
     default = entry["default"]

@@ -211,8 +211,7 @@ class Transformer(nn.Module):
         if share_layers and any(map(differs_by_layer, (attention, cross_attention))):
             raise ValueError(
                 "share_layers=true uses one block for all layers, which excludes attention by "
-                "layers: "
-                "set one attention, or share_layers=false"
+                "layers: set one attention, or share_layers=false"
             )
         given = {"bias": attention_bias, "dropout": attention_dropout}
         overrides: Any = {name: value for name, value in given.items() if value is not None}

@@ -194,7 +194,7 @@ class _Pairs:
         coder = trained.data.coder
         if self.in_pieces and coder.cutter.method not in ("moses_bpe", "prepared"):
             raise ConfigError(
-                f"--parallel is segmented by BPE, but the reverse model uses "
+                "--parallel is segmented by BPE, but the reverse model uses "
                 f"{coder.cutter.method}: train it on the same segmentation, or use plain text"
             )
         self.identity = {

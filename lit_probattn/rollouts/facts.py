@@ -42,7 +42,7 @@ class EvaluationFacts:
         object.__setattr__(self, "return_scale", float(self.return_scale))
         if len(self.observation_mean) != len(self.observation_std):
             raise ValueError(
-                f"observation_mean and observation_std must have equal lengths, received "
+                "observation_mean and observation_std must have equal lengths, received "
                 f"{len(self.observation_mean)} and {len(self.observation_std)}"
             )
         for name in ("target_returns", "reference_returns"):
@@ -52,7 +52,7 @@ class EvaluationFacts:
                 )
         if not min(self.observation_std, default=0.0) > 0 or not self.return_scale > 0:
             raise ValueError(
-                f"observation_std and return_scale must be positive, received "
+                "observation_std and return_scale must be positive, received "
                 f"{min(self.observation_std, default=0.0)} and {self.return_scale}"
             )
         if self.reference_returns[0] == self.reference_returns[1]:

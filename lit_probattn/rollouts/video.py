@@ -71,8 +71,7 @@ def filmed_environment(name: str) -> Filmed | str:
     except Exception as error:  # OpenGL libraries raise arbitrary exceptions
         return (
             f"no video: rendering is not available ({type(error).__name__}); MUJOCO_GL=egl or "
-            f"osmesa "
-            "requires libEGL or libOSMesa"
+            "osmesa requires libEGL or libOSMesa"
         )
 
 

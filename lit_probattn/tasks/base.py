@@ -451,7 +451,7 @@ class Task(pl.LightningModule):
         elif 0 < max_steps <= warmup:
             self.print_line(
                 f"max_steps {max_steps} ends within the warm-up of {warmup} steps: for a complete "
-                f"schedule set --model.init_args.schedule_steps null"
+                "schedule set --model.init_args.schedule_steps null"
             )
         if self.schedule not in OPEN_ENDED and max_steps > length:
             raise ValueError(
@@ -629,9 +629,8 @@ class Task(pl.LightningModule):
             else ""
         )
         return (
-            f"a gradient is not finite at step {step}{scaled}: first bad parameter "
-            f"{name}, samples {describe_samples(i for r in ids for i in r)}. "
-            f"{_UNCHANGED}"
+            f"a gradient is not finite at step {step}{scaled}: first bad parameter {name}, samples "
+            f"{describe_samples(i for r in ids for i in r)}. {_UNCHANGED}"
         )
 
     def _describe_anomaly(self, found: str) -> str:

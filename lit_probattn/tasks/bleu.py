@@ -76,7 +76,7 @@ def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str], form: BLEU
     check_argument("bleu", form, BLEUForm)
     if len(hypotheses) != len(references) or not references:
         raise ValueError(
-            f"BLEU requires equal numbers of translations and references, at least one: received "
+            "BLEU requires equal numbers of translations and references, at least one: received "
             f"{len(hypotheses)} and {len(references)}"
         )
     metric = _sacrebleu().BLEU(**_OPTIONS[form])

@@ -47,9 +47,9 @@ class SeriesClassifier(LabelTask):
         accumulation = self.trainer.accumulate_grad_batches
         if stage == "fit" and norms and accumulation > 1:
             raise ValueError(
-                f"batch norm requires all samples of a step in one pass, but "
+                "batch norm requires all samples of a step in one pass, but "
                 f"trainer.accumulate_grad_batches is {accumulation}: set it to 1, use more ranks, "
-                f"or set norm=layer"
+                "or set norm=layer"
             )
         for norm in norms:
             norm.sum_over_ranks = sum_with_gradients

@@ -337,8 +337,8 @@ class Translation(Task):
         if not hasattr(data, "detokenise"):
             kind = type(data).__name__
             raise ValueError(
-                f"BLEU and predictions require data that decode ids (Translation), "
-                f"received {kind}; set val_beam_size to 0 to train without BLEU"
+                "BLEU and predictions require data that decode ids (Translation), received "
+                f"{kind}; set val_beam_size to 0 to train without BLEU"
             )
         return data
 

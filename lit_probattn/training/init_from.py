@@ -160,10 +160,8 @@ def _reject_other_tokeniser(source: Path, loaded: Mapping[str, Any], tokeniser: 
     if before and tokeniser is not None and before[0] != tokeniser:
         raise ConfigError(
             f"--init_from {source}: the checkpoint was trained with another tokeniser than the "
-            f"data, "
-            "so ids would denote different tokens: set --data.init_args.tokenizer to its "
-            "tokeniser; "
-            "a learned one is in the cache of that run's data, whose folder `python -m "
+            "data, so ids would denote different tokens: set --data.init_args.tokenizer to its "
+            "tokeniser; a learned one is in the cache of that run's data, whose folder `python -m "
             "datamodules check` prints"
         )
 
@@ -190,7 +188,7 @@ def _match(source: Path, step: int | None, state: Mapping[str, Tensor], task: An
         raise ConfigError(
             f"--init_from {source}: checkpoint and model share no names outside the heads "
             f"(checkpoint: {names}; model: {', '.join(list(own)[:3])}): pass a checkpoint of such "
-            f"a model"
+            "a model"
         )
     left = [name for name in state if name not in own]
     new = [name for name in own if name not in state]

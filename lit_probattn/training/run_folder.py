@@ -229,8 +229,7 @@ def compare_sources(ranks: list[Mapping[str, str]]) -> None:
         if names := different_keys(ranks[0], other):
             raise ConfigError(
                 f"rank {rank} has different data than rank 0 (different: {', '.join(names)}): "
-                f"provide "
-                f"the same files on every node, under the same path"
+                "provide the same files on every node, under the same path"
             )
 
 

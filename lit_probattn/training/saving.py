@@ -243,7 +243,7 @@ class RunCheckpoint(Checkpoint):
                 trainer.should_stop = True
                 if trainer.is_global_zero:
                     print(
-                        f"nothing to train: the run was stopped early at step "
+                        "nothing to train: the run was stopped early at step "
                         f"{trainer.global_step}: {callback.stopping_reason_message}",
                         flush=True,
                     )

@@ -52,7 +52,7 @@ class Trained:
         model = self.task.model
         if "inputs" not in batch or "source" in batch:
             raise ConfigError(
-                f"this study needs a run of a model of single sequences, received one of "
+                "this study needs a run of a model of single sequences, received one of "
                 f"{type(self.task).__name__}: `lit-probattn analyse` lists the studies of others"
             )
         given: dict[str, Any] = {"key_mask": batch.get("key_mask")}

@@ -180,7 +180,7 @@ def _compile_table(options: argparse.Namespace) -> Outcome:
     facts = [
         "Compiled ahead of time, without a GPU; default launch configurations, causal calls, both "
         "passes; registers and spills as the assembler reports them, per thread",
-        f"Forward kernels that spill, programs over the chip's shared memory, rows computed twice: "
+        "Forward kernels that spill, programs over the chip's shared memory, rows computed twice: "
         f"{'; '.join(wrong) or 'none'}",
     ]
     rows = [dict(vars(row)) for row in found]

@@ -139,8 +139,7 @@ def _summary(
         cheaper = len(tops) - len(above)
         lines.append(
             f"- **Operations: {_held(cheaper, len(tops))}.** {cheaper} of {len(tops)} variants "
-            "need fewer multiply-adds in the attention layer at every counted point"
-            f"{exceptions}."
+            f"need fewer multiply-adds in the attention layer at every counted point{exceptions}."
         )
     if times:
         highs: dict[str, float] = {}

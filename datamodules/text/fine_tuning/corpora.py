@@ -75,8 +75,7 @@ def read_corpus(corpus: Corpus, path: Path) -> tuple[Rows, int]:
             valid = [*corpus.labels, *written]
             raise DataError(
                 f"{table.location(number)}: unknown label {label!r}, expected one of "
-                f"{', '.join(valid)}"
-                f"{nearest(label, valid, lists=False)}"
+                f"{', '.join(valid)}{nearest(label, valid, lists=False)}"
             )
         values = [column[number] for column in texts]
         rows.values.append((values[0], values[1] if len(values) > 1 else None))

@@ -150,8 +150,6 @@ class EncodedTexts(Padded, CachedDataModule):
         if known != self.tokeniser_digest:
             raise DataError(
                 "the checkpoint was trained with another tokeniser than the data, so ids would "
-                "denote "
-                "different tokens: set --data.init_args.tokenizer to its tokeniser, or use the "
-                "data "
-                "of its training"
+                "denote different tokens: set --data.init_args.tokenizer to its tokeniser, or use "
+                "the data of its training"
             )

@@ -56,7 +56,7 @@ class Windows(NamedTuple):
             raise DataError(
                 f"max_length={self.max_length} leaves no tokens for the text: a question has up to "
                 f"max_query_length={self.max_query_length} tokens, plus {self.num_special} special "
-                f"tokens; raise max_length or lower max_query_length"
+                "tokens; raise max_length or lower max_query_length"
             )
 
     def pieces(self, question: int, text: int) -> Iterator[Window]:

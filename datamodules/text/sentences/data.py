@@ -105,7 +105,7 @@ class LM1B(PackedTraining, TokenBatches, TextStream):
         self.val_shards = left if val_shards is None else val_shards
         if not 1 <= self.val_shards <= left:
             raise DataError(
-                f"test_shards and val_shards must be at least 1 and sum to at most "
+                "test_shards and val_shards must be at least 1 and sum to at most "
                 f"{HELD_OUT_SHARDS} held-out shards, received {self.test_shards} and "
                 f"{self.val_shards}"
             )

@@ -56,7 +56,7 @@ def find_release(data_dir: Path, test_shards: int, val_shards: int) -> dict[str,
         if not _is_whole(path):
             raise DataError(
                 f"{path} is empty or truncated: its last line lacks a newline; unpack the release "
-                f"again"
+                "again"
             )
     held_out = len(paths) - test_shards - val_shards
     train, rest = paths[:held_out], paths[held_out:]

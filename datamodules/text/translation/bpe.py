@@ -58,7 +58,7 @@ class Codes:
             if len(symbols) != 2 or not all(symbols):
                 raise DataError(
                     f"{name}: line {number} is {line[:60]!r}: expected two symbols separated by a "
-                    f"space, as in the codes of subword-nmt"
+                    "space, as in the codes of subword-nmt"
                 )
             merges.append((symbols[0], symbols[1]))
         if not merges:

@@ -147,9 +147,8 @@ class TextCoder:
         words = [self.cutter.words(line, "source") for line in lines]
         if self.cutter.method == "prepared" and self.cutter.codes is None:
             raise DataError(
-                "the text consists of BPE pieces, but its codes are missing, so other lines "
-                "cannot be "
-                "segmented; add the file `code` to the folder of the text, or set codes_file"
+                "the text consists of BPE pieces, but its codes are missing, so other lines cannot "
+                "be segmented; add the file `code` to the folder of the text, or set codes_file"
             )
         return [self.ids("source", line).tolist() for line in self.cutter.pieces(words)]
 

@@ -107,7 +107,7 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
         if source_language == target_language:
             raise DataError(
                 f"source_language and target_language are both {source_language!r}; expected two "
-                f"different languages"
+                "different languages"
             )
         self.path = self.given_path
         self.source_language, self.target_language = source_language, target_language
@@ -148,8 +148,8 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
         first, second = self.languages
         files = ", ".join(f"{name}.{first}, {name}.{second}" for name in ("train", "valid", "test"))
         raise MissingDataError(
-            f"{self.path}: expected the files {files}; for other languages set source_language "
-            f"and target_language"
+            f"{self.path}: expected the files {files}; for other languages set source_language and "
+            "target_language"
         )
 
     @property
@@ -233,8 +233,8 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
             method = "prepared" if is_prepared(train) else uncut
         elif method in ("moses_bpe", "subwords") and is_prepared(train):
             raise DataError(
-                f"{train.name} already consists of pieces with @@, but tokens={method}; set "
-                f"tokens to prepared, or provide unsegmented text"
+                f"{train.name} already consists of pieces with @@, but tokens={method}; set tokens "
+                "to prepared, or provide unsegmented text"
             )
         if method == "subwords" and self.codes_file is not None:
             raise DataError(
@@ -388,8 +388,7 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
                 raise DataError(
                     f"the checkpoint was trained with a {side} dictionary of {before[side][0]} "
                     f"ids, the data have a different one of {size}, so ids would denote other "
-                    f"words; "
-                    f"use the text and the data settings of the training"
+                    "words; use the text and the data settings of the training"
                 )
 
     def _digests(self) -> dict[str, list[Any]]:
@@ -413,8 +412,7 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
                 share = 100 * unknown / total
                 yield (
                     f"  {language}: {total} tokens with </s>, {total / len(split):.1f} per "
-                    f"sentence, "
-                    f"<unk> {unknown} ({share:.2f} %)"
+                    f"sentence, <unk> {unknown} ({share:.2f} %)"
                 )
         shares = self.batch_lengths("train").padding_shares(self.max_tokens)
         parts = zip(shares, self.languages, strict=True)

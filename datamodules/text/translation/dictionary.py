@@ -76,17 +76,17 @@ class Dictionary:
             if not piece or not count.isdecimal():
                 raise DataError(
                     f"{name}: line {number} is {line[:60]!r}: expected a piece of text, a space "
-                    f"and its count, as in `dict.en.txt` of fairseq"
+                    "and its count, as in `dict.en.txt` of fairseq"
                 )
             if piece in SPECIALS and not line.rstrip("\r").endswith(_OVERWRITE):
                 raise DataError(
                     f"{name}: line {number} has {piece!r}, which every dictionary contains "
-                    f"implicitly; remove the line"
+                    "implicitly; remove the line"
                 )
             if piece in places and not line.rstrip("\r").endswith(_OVERWRITE):
                 raise DataError(
                     f"{name}: duplicate piece {piece!r} in lines {places[piece]} and {number}; "
-                    f"remove one of them"
+                    "remove one of them"
                 )
             places.setdefault(piece, number)
             counts[piece] = int(count)

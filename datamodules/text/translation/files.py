@@ -52,8 +52,7 @@ class Lines:
                         raise DataError(
                             f"{shown_name(path)}: line {number} is not UTF-8 (byte "
                             f"0x{raw[error.start]:02x}); convert the file, for example by `iconv "
-                            f"-f "
-                            f"latin1 -t utf-8`"
+                            "-f latin1 -t utf-8`"
                         ) from None
                     kept = _kept(path, line.removesuffix("\n").removesuffix("\r"))
                     if kept is not None:
@@ -127,8 +126,7 @@ def find_plain(title: str, folder: Path, source: str, target: str) -> ParallelTe
                 (missing,) = (path for path in sides if path not in present)
                 raise MissingDataError(
                     f"{title}: found {shown_name(present[0])}, but missing {missing.name} in the "
-                    f"same "
-                    f"folder; both languages are required, line by line"
+                    "same folder; both languages are required, line by line"
                 )
             if present and name in splits:
                 raise DataError(
@@ -144,7 +142,7 @@ def find_plain(title: str, folder: Path, source: str, target: str) -> ParallelTe
             have = next(iter(splits.values())).source.name
             raise MissingDataError(
                 f"{title}: found {have}, but missing {stems[0]}.{source} and {stems[0]}.{target} "
-                f"in the same folder"
+                "in the same folder"
             )
     codes = next((folder / name for name in CODES if (folder / name).is_file()), None)
     dictionaries = {
@@ -176,7 +174,7 @@ def check_pair(pair: Pair, empty: EmptyLines) -> tuple[npt.NDArray[np.bool_], np
     if counts[0] != counts[1]:
         raise DataError(
             f"{pair.source.name} has {counts[0]} lines and {pair.target.name} has {counts[1]}: "
-            f"line n of one must be the translation of line n of the other"
+            "line n of one must be the translation of line n of the other"
         )
     if not counts[0]:
         raise DataError(f"{pair.source.name} and {pair.target.name} contain no text")
@@ -186,13 +184,13 @@ def check_pair(pair: Pair, empty: EmptyLines) -> tuple[npt.NDArray[np.bool_], np
                 path, number, _ = next(entry for entry in lines.numbered() if not entry[2])
                 more = int((~found).sum()) - 1
                 raise DataError(
-                    f"{shown_name(path)}: line {number} is empty"
-                    f"{f', and {more} more' if more else ''}; remove empty lines from both "
-                    f"languages, or set empty_lines to drop"
+                    f"{shown_name(path)}: line {number} is "
+                    f"empty{f', and {more} more' if more else ''}; remove empty lines from both "
+                    "languages, or set empty_lines to drop"
                 )
     if (numbers[0] == numbers[1]).all():
         raise DataError(
             f"{pair.source.name} and {pair.target.name} are identical; expected one to be a "
-            f"translation of the other"
+            "translation of the other"
         )
     return full[0] & full[1], numbers[0] * 3 + numbers[1]

@@ -200,14 +200,13 @@ class Preparation:
                     have = shown_name(next(iter(given.values())))
                     raise DataError(
                         f"found {have}, but missing dict.{language}.txt in the same folder; add "
-                        f"it, or "
-                        f"remove both to build dictionaries from the text"
+                        "it, or remove both to build dictionaries from the text"
                     )
             source, target = (self._given_dictionary(language) for language in self.languages)
             if self.joint_dictionary and source != target:
                 raise DataError(
                     f"{' and '.join(shown_name(path) for path in given.values())} differ, but "
-                    f"joint_dictionary is true; set it to false"
+                    "joint_dictionary is true; set it to false"
                 )
             return source, source if source == target else target
         if self.joint_dictionary:
@@ -258,9 +257,8 @@ class Preparation:
             path = self.text.dictionaries[self.languages[SIDES.index(side)]]
             raise DataError(
                 f"{shown_name(path)} lacks {unknown} of the {total} tokens of "
-                f"{getattr(self.text.splits[name], side).name} ({100 * unknown / total:.0f} %), "
-                f"so it "
-                f"was built from other text; remove it, or segment the text with its codes"
+                f"{getattr(self.text.splits[name], side).name} ({100 * unknown / total:.0f} %), so "
+                "it was built from other text; remove it, or segment the text with its codes"
             )
 
 

@@ -79,7 +79,7 @@ def lsh_attention(
     groups, length, size = query.shape
     if num_kept < 2 or num_kept % 2 or num_rounds < 1 or key.shape[1] != length:
         raise ValueError(
-            f"expected an even num_kept of at least 2, at least one round and as many keys as "
+            "expected an even num_kept of at least 2, at least one round and as many keys as "
             f"queries; received {num_kept}, {num_rounds}, {key.shape[1]} keys for {length} queries"
         )
     chunk_len = min(num_kept // 2, length)

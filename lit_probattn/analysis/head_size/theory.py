@@ -181,9 +181,8 @@ class Theory(Study):
         one = torch.ones(1, 1, dtype=torch.float64)
         errors = [float((attention_map(w * one, one, inputs) - weights).abs().max()) for w in scan]
         parts = [
-            "Theorem 1, constructed in float64 (P: softmax of 3 · N(0, 1), X of width 2n): "
-            "largest error of an entry of the map. Head size n − 1 suffices; the paper requires "
-            "n.",
+            "Theorem 1, constructed in float64 (P: softmax of 3 · N(0, 1), X of width 2n): largest "
+            "error of an entry of the map. Head size n − 1 suffices; the paper requires n.",
             markdown_table(construction, digits=2),
             "Smallest head size of random maps: the rank of C log P without a mask, and the "
             "smallest rank of a completion with a causal mask. The paper's rule is n.",
@@ -191,9 +190,8 @@ class Theory(Study):
             f"Counter-example (d = 1, n = 2): the second column is ({column[0]}, {column[1]}) "
             f"for every weight, and the error is at least {min(errors):.2f} over {len(scan)} "
             f"weights; certificate ‖C (log P) U‖ = {unreachable(inputs, weights):.3f}.",
-            "Mean divergence of fitted heads from random maps (figure): zero from n − 1, where "
-            "the truncated factors are exact; at the causal threshold it is the residual of "
-            "L-BFGS.",
+            "Mean divergence of fitted heads from random maps (figure): zero from n − 1, where the "
+            "truncated factors are exact; at the causal threshold it is the residual of L-BFGS.",
             markdown_table(divergence, digits=2),
         ]
         if self.options.strictness:

@@ -47,9 +47,8 @@ class Likelihood(ModelStudy):
         self.results.table(table)
         means = table.groupby("layer")[list(_COLUMNS)].mean().reset_index()
         claim = (
-            "Mean negative log-likelihood of queries by layer: "
-            f"{span(means['kernel_nll'])} nats (kernel), "
-            f"{span(means['density_nll_per_dim'])} nats per dimension (density)"
+            f"Mean negative log-likelihood of queries by layer: {span(means['kernel_nll'])} nats "
+            f"(kernel), {span(means['density_nll_per_dim'])} nats per dimension (density)"
         )
         self.results.figure(draw(table), claim)
         return (

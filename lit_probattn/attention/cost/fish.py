@@ -198,8 +198,8 @@ def break_even_head_dim(
     """
     if not 0 < num_global_heads < num_heads:
         raise ValueError(
-            f"break-even needs fewer global than local heads, received num_global_heads="
-            f"{num_global_heads} and num_heads={num_heads}"
+            "break-even needs fewer global than local heads, received "
+            f"num_global_heads={num_global_heads} and num_heads={num_heads}"
         )
     linear = mixer in ("linear", "shared")
     widths = [num_global_heads, 1 if mixer == "shared" else num_heads]

@@ -255,7 +255,7 @@ class HeadMixing(nn.Module):
         hidden = [math.ceil(h / ratio) for ratio in ratios]
         if self.init == "copy" and min(hidden) < 2 * g:
             raise ValueError(
-                f"mixing_init=copy with mixer=mlp needs hidden layers at least twice as wide as "
+                "mixing_init=copy with mixer=mlp needs hidden layers at least twice as wide as "
                 f"num_global_heads={g}, received widths {hidden}"
             )
         return [g, *hidden, h]

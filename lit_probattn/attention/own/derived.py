@@ -261,7 +261,7 @@ class OwnVariant(Variant):
         if self.has_side and call.side is None:
             raise ValueError(
                 f"{self.name} reads the input of its layer (query_side): call the layer, not its "
-                f"core"
+                "core"
             )
         pairs = call.masks.attn_mask
         if self.mixes_heads and pairs is not None and pairs.shape[1] > 1:

@@ -287,7 +287,7 @@ def _part(settings: Settings, heads: HeadLayout, more: Mapping[str, Any], width:
     if reads and not width:
         raise ValueError(
             f"{type(layer).__name__} defines {', '.join(reads)}, which read the input of its "
-            f"layer, but the module does not receive the tokens of its queries"
+            "layer, but the module does not receive the tokens of its queries"
         )
     if not isinstance(layer.core, DerivedCore) and not reads:
         return layer.core

@@ -69,8 +69,7 @@ class SeriesEmbedding(nn.Module):
         if length > self.max_seq_len or width != self.num_features:
             raise ValueError(
                 f"cannot embed series of {length} steps and {width} features: the model supports "
-                f"up "
-                f"to {self.max_seq_len} steps of {self.num_features} features"
+                f"up to {self.max_seq_len} steps of {self.num_features} features"
             )
         given = self.positions
         rows = given.table if isinstance(given, SineTable) else given
@@ -231,7 +230,7 @@ class SeriesTransformer(nn.Module):
         """
         if self.needs_full_length and inputs.shape[1] != self.max_seq_len:
             raise ValueError(
-                f"norm_positions=all includes padded steps, so every batch must have "
+                "norm_positions=all includes padded steps, so every batch must have "
                 f"{self.max_seq_len} steps, received {inputs.shape[1]}: set pad_to=max"
             )
         x = self.embedding(inputs)  # (B, N, C)

@@ -56,8 +56,8 @@ def matched_mlp_dim(fixed: Sizes) -> int:
     """
     if fixed.embed_dim % fixed.num_heads:
         raise ValueError(
-            f"embed_dim of the baseline must be divisible by num_heads, received "
-            f"{fixed.embed_dim} and {fixed.num_heads}"
+            f"embed_dim of the baseline must be divisible by num_heads, received {fixed.embed_dim} "
+            f"and {fixed.num_heads}"
         )
     width = fixed.mlp_dim + 2 * (fixed.inner_dim - fixed.embed_dim)
     if width < 1:

@@ -92,8 +92,7 @@ class QuestionAnswering(FineTuning):
         if self.null_threshold and version == "1.1":
             raise ValueError(
                 f"null_threshold {self.null_threshold} applies to data of version 2.0, in which "
-                f"questions "
-                "can have no answer: unset it, or set --data.init_args.version 2.0"
+                "questions can have no answer: unset it, or set --data.init_args.version 2.0"
             )
 
     # ---- losses ------------------------------------------------------------------------------

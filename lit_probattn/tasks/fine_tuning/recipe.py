@@ -55,7 +55,6 @@ class FineTuning(Task):
         there = self.model.num_token_types
         if there and there < needed:
             raise ValueError(
-                f"the data's tokeniser has {needed} token types, received num_token_types "
-                f"{there}: set --model.init_args.num_token_types {needed}, or 0 to disable token "
-                f"types"
+                f"the data's tokeniser has {needed} token types, received num_token_types {there}: "
+                f"set --model.init_args.num_token_types {needed}, or 0 to disable token types"
             )

@@ -57,7 +57,7 @@ class PublishedTranslation(Translation):
         if found is None:
             raise MissingDataError(
                 f"{self.title}: {folder.name} contains no text; expected {self.release.expected} "
-                f"in it"
+                "in it"
             )
         return self.text_of(found)
 
