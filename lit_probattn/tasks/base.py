@@ -479,7 +479,7 @@ class Task(pl.LightningModule):
         own = [{name: group[name] for name in settings} for group in optimizer.param_groups]
 
         def keep(loaded: Optimizer) -> None:
-            for group, values in zip(loaded.param_groups, own, strict=True):
+            for group, values in zip(loaded.param_groups, own, strict=False):  # others may follow
                 group.update(values)
 
         optimizer.register_load_state_dict_post_hook(keep)

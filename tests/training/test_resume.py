@@ -141,6 +141,16 @@ def test_the_optimiser_of_a_resumed_run_has_its_own_settings(make):
     assert {group["eps"] for group in resumed.param_groups} == {1e-3}
 
 
+def test_groups_that_a_callback_adds_to_the_optimiser_are_resumed():
+    """As BackboneFinetuning does; they have the settings of the checkpoint."""
+    before, resumed = tiny.task().configure_optimizers(), tiny.task().configure_optimizers()
+    for optimizer, decay in ((before, 0.5), (resumed, 0.0)):
+        more = torch.nn.Parameter(torch.zeros(1))
+        optimizer.add_param_group({"params": [more], "weight_decay": decay})
+    resumed.load_state_dict(before.state_dict())
+    assert resumed.param_groups[-1]["weight_decay"] == 0.5
+
+
 # ---- ended early -------------------------------------------------------------------------------
 
 NO_CHECKPOINTS_DUE = ("--run.checkpoint_every", "1000")
