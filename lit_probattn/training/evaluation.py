@@ -55,6 +55,7 @@ _UNDECIDING = (
 # Settings that affect scores only if not all samples of a split are scored, and those that say so.
 _BATCHES = ("data.init_args.batch_size", "data.init_args.eval_batch_size")
 _PARITY = "data.init_args.parity_eval"
+_MICRO_BATCHES = "trainer.accumulate_grad_batches"  # divides the default of the latter
 # Also those of one layer, or of an encoder.
 _UNDECIDING_AT_ANY_DEPTH = re.compile(rf"{re.escape(_ARGUMENTS)}\.(.*\.)?(backend|\w*dropout)")
 _SETTING = "run.test_during_training"
@@ -121,7 +122,8 @@ def differences(
     """Return the score-relevant settings that differ from the run that wrote a checkpoint.
 
     Empty for a checkpoint outside run folders. Options that did not exist in the run's version of
-    the package are ignored. Batch sizes count with a limit of batches, and with `parity_eval`.
+    the package are ignored. Batch sizes and gradient accumulation count with a limit of
+    batches, batch sizes also with `parity_eval`.
 
     Raises:
         ConfigError: the weights were trained with another attention or task.
@@ -132,10 +134,11 @@ def differences(
     own = read_own_config(folder)
     flat, known = flatten(config), flatten(own)
     free = _BATCHES if limit is None and flat.get(_PARITY) is None else ()
+    deciding = _DECIDING if limit is None else (*_DECIDING, _MICRO_BATCHES)
     found = [
         key
         for key in config_differences(own, config)
-        if key.startswith(_DECIDING)
+        if key.startswith(deciding)
         if key not in free and _decides(key) and _is_known(key, known)
     ]
     others = [key for key in found if key == "model.class_path" or key.startswith(_ATTENTION)]

@@ -193,6 +193,16 @@ def test_batch_sizes_are_differences_if_a_part_of_the_split_is_scored(trained, k
     assert differences(checkpoint, now, dict)[f"data.init_args.{key}"] == 3
 
 
+def test_accumulation_is_a_difference_if_a_part_of_the_split_is_scored(trained):
+    """It divides batch_size, the default of eval_batch_size."""
+    folder = only_version(trained)
+    now = read_yaml(folder / "config.yaml")
+    key, checkpoint = "accumulate_grad_batches", folder / "checkpoints/step-00000006.ckpt"
+    now["trainer"][key] = 3
+    assert differences(checkpoint, now, dict) == {}
+    assert differences(checkpoint, now, dict, limit=2) == {f"trainer.{key}": 3}
+
+
 def test_a_part_depends_on_the_number_of_processes(tmp_path):
     ranks = (SimpleNamespace(limit_test_batches=2, world_size=count) for count in (1, 2))
     paths = [Scope.of(trainer, "test").path(tmp_path, "test", ".json") for trainer in ranks]
