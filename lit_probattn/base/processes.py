@@ -109,11 +109,20 @@ def finish(work: Callable[[], int], log: Path | None = None) -> NoReturn:
 
 
 def num_useful(given: int | None, most: int) -> int:
-    """Return the number of processes to start: `given`, or one per CPU up to `most`."""
+    """Return the number of processes to start: `given`, or one per CPU up to `most`.
+
+    Raises:
+        ConfigError: more than one, and this system does not support fork.
+    """
+    if not hasattr(os, "fork"):
+        if (given or 1) > 1:
+            raise ConfigError(
+                f"num_processes {given} requires fork, which this system does not support: set it "
+                "to 1"
+            )
+        return 1
     if given is not None:
         return given
-    if not hasattr(os, "fork"):
-        return 1
     available = getattr(os, "sched_getaffinity", None)
     return min(len(available(0)) if available else os.cpu_count() or 1, most)
 

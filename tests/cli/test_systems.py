@@ -11,7 +11,9 @@ import sys
 
 import pytest
 
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.locks import claim, hold, release
+from lit_probattn.base.processes import num_useful
 from tests.support.forks import program
 from tests.support.paths import ROOT
 
@@ -83,6 +85,13 @@ def test_other_errors_of_locks_are_errors(tmp_path, monkeypatch):
         pass
     with pytest.raises(OSError, match="broken"):
         hold(tmp_path / "b")
+
+
+def test_without_fork_data_are_generated_by_one_process(monkeypatch):
+    monkeypatch.delattr(os, "fork")
+    assert num_useful(None, 4) == num_useful(1, 4) == 1
+    with pytest.raises(ConfigError, match=r"num_processes 2 requires fork.*: set it to 1"):
+        num_useful(2, 4)
 
 
 def test_without_posix_everything_imports_and_a_model_trains(tmp_path):
