@@ -130,11 +130,11 @@ def test_the_front_page_is_made_of_data_alone(tmp_path):
 
 
 def test_the_committed_front_page_has_every_committed_report(tmp_path):
-    """At most fifteen folders and 150 files, each report with data that are those of its tables."""
+    """At most fifteen folders and 160 files, each report with data that are those of its tables."""
     reports = ROOT / "reports"
     folders = [path for path in reports.iterdir() if path.is_dir()]
     assert len(folders) <= 15
-    assert sum(path.is_file() for path in reports.rglob("*")) <= 150
+    assert sum(path.is_file() for path in reports.rglob("*")) <= 160
     pages = "".join(
         p.read_text(encoding="utf-8") for p in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     )

@@ -20,7 +20,7 @@ REPORTS = sorted(
     for path in (ROOT / "reports").rglob("rows.csv")
     if "run_folder" in path.read_text(encoding="utf-8").partition("\n")[0]
 )
-assert len(REPORTS) == 9
+assert len(REPORTS) == 10
 PLACES = ("--out", "--runs", "--data_dir", "--cache_dir")
 
 
