@@ -149,7 +149,7 @@ def compiling_for(capability: int) -> Iterator[None]:
     try:
         yield
     finally:
-        if torch.cuda.is_available():  # otherwise there is no driver to restore
+        if torch.cuda.is_available():  # restoring a driver needs a GPU
             driver.reset_active()
 
 
