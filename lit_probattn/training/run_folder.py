@@ -289,10 +289,9 @@ def plan_fit(
                 f"--ckpt_path {request}: an average has no optimiser state to resume from; pass "
                 "last, best or one of the averaged checkpoints"
             )
-        plan = _new_folder(settings, name)
-        plan.checkpoint = checkpoint
-        plan.notes.append(f"starting {plan.folder} from {checkpoint}")
-        return plan
+        source = folder_of_checkpoint(checkpoint)
+        found = wanted.differences(source) if (source / CONFIG).is_file() else []
+        return _start_from(checkpoint, source, found, settings, name)
     return _plan_last(settings, name, wanted)
 
 
@@ -363,12 +362,19 @@ def _plan_last(settings: RunSettings, name: str, wanted: _Wanted) -> RunPlan:
             f"{source} belongs to another configuration (different: {', '.join(differences)}): "
             "omit --run.version to create a new version"
         )
+    return _start_from(checkpoint, source, differences, settings, name)
+
+
+def _start_from(
+    checkpoint: Path, source: Path, differences: list[str], settings: RunSettings, name: str
+) -> RunPlan:
+    """Start a new version from a checkpoint of the run in `source`; note what differs from it."""
     plan = _new_folder(settings, name)
     plan.checkpoint = checkpoint
-    plan.notes.append(
-        f"the configuration differs from {source} in {', '.join(differences)}: "
-        f"starting {plan.folder} from {checkpoint}"
-    )
+    start = f"starting {plan.folder} from {checkpoint}"
+    if differences:
+        start = f"the configuration differs from {source} in {', '.join(differences)}: {start}"
+    plan.notes.append(start)
     return plan
 
 

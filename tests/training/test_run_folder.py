@@ -112,6 +112,11 @@ def test_last_starts_from_the_newest_of_this_seed_and_never_from_another_seed(tm
     found = plan(tmp_path, config(lr=0.3), "last")
     assert found.checkpoint == tmp_path / "name/0/checkpoints/step-00000004.ckpt"
     assert "differs from" in found.notes[0]
+    by_path = plan(tmp_path, config(lr=0.3), str(found.checkpoint))
+    assert "differs from" in by_path.notes[0]
+    assert "model.init_args.lr" in by_path.notes[0]
+    same = plan(tmp_path, config(lr=0.2), str(found.checkpoint))
+    assert "differs from" not in same.notes[0]
     with pytest.raises(ConfigError, match=r"no checkpoint in .*name with this seed.*\(1, 0 have"):
         plan(tmp_path, config(seed=2), "last")
 
