@@ -145,7 +145,8 @@ def write(
 ) -> str:
     """Write a checkpoint for a new run and a configuration file for it; return a line to print.
 
-    State of the run that wrote `checkpoint` is dropped; `changed` overrides entries of it.
+    State of the run that wrote `checkpoint` is dropped; `changed` overrides entries of it. The
+    model's arguments in `config` replace those of the checkpoint.
 
     Raises:
         CheckpointError: the file cannot be written.
@@ -156,6 +157,8 @@ def write(
     if bad is not None:
         raise ConfigError(f"conversion produced NaN: {bad}; no files were written")
     new = {k: v for k, v in checkpoint.items() if k not in _DROPPED} | changed
+    arguments = checkpoint.get("hyper_parameters", {}) | config["model"]["init_args"]
+    new["hyper_parameters"] = arguments
     new |= {"epoch": 0, "global_step": 0, "optimizer_states": [], "lr_schedulers": []}
     save_checkpoint(new, output)
     config_file.write_text(yaml.safe_dump(config, sort_keys=False))

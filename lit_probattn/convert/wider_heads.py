@@ -144,8 +144,7 @@ def run(options: argparse.Namespace) -> list[str]:
     check_output(options.output)
     path = find_file(options.checkpoint)
     checkpoint = load_checkpoint(path)
-    parameters = dict(checkpoint.get("hyper_parameters", {}))
-    head_dim = parameters.get("head_dim")
+    head_dim = checkpoint.get("hyper_parameters", {}).get("head_dim")
     if head_dim is None:
         raise ConfigError(f"{options.checkpoint}: the checkpoint stores no head_dim")
     state, size, std = checkpoint.get("state_dict", {}), options.head_dim, options.padding_std
@@ -159,10 +158,6 @@ def run(options: argparse.Namespace) -> list[str]:
             )
             for number, name in enumerate(find_layers(state))
         }
-    changed = {
-        "state_dict": put_layers(state, layers),
-        "hyper_parameters": parameters | {"head_dim": size},
-    }
     config = {"model": {"init_args": {"head_dim": size}}}
-    done = write(options.output, checkpoint, config, **changed)
+    done = write(options.output, checkpoint, config, state_dict=put_layers(state, layers))
     return [f"{len(layers)} layers: head size {head_dim} -> {size}", done]

@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
@@ -28,10 +28,17 @@ from torch import Tensor
 
 from lit_probattn.base.errors import ConfigError, prefixed
 from lit_probattn.base.files import digest
-from lit_probattn.configs import CONFIG, flatten, read_yaml
+from lit_probattn.configs import (
+    CONFIG,
+    canonical,
+    default_argument,
+    different_keys,
+    flatten,
+    read_yaml,
+)
 from lit_probattn.tasks.base import Task
 from lit_probattn.tasks.distributed import gather_objects
-from lit_probattn.training.checkpoints import is_run_checkpoint
+from lit_probattn.training.checkpoints import is_run_checkpoint, load_checkpoint
 from lit_probattn.training.run_folder import (
     NumBatches,
     Sources,
@@ -121,15 +128,16 @@ def differences(
 ) -> dict[str, Any]:
     """Return the score-relevant settings that differ from the run that wrote a checkpoint.
 
-    Empty for a checkpoint outside run folders. Options that did not exist in the run's version of
-    the package are ignored. Batch sizes and gradient accumulation count with a limit of
-    batches, batch sizes also with `parity_eval`.
+    Empty for a checkpoint outside run folders, of which only the attention is known. Options that
+    did not exist in the run's version of the package are ignored. Batch sizes and gradient
+    accumulation count with a limit of batches, batch sizes also with `parity_eval`.
 
     Raises:
         ConfigError: the weights were trained with another attention or task.
     """
     folder = folder_of_checkpoint(checkpoint)
     if not (folder / CONFIG).is_file() or not is_run_checkpoint(checkpoint):
+        reject_other_attention(checkpoint, load_checkpoint(checkpoint), config)
         return {}
     own = read_own_config(folder)
     flat, known = flatten(config), flatten(own)
@@ -152,6 +160,45 @@ def differences(
         )
     changed = {key: flat.get(key) for key in found}
     return changed | source_differences(folder, sources)
+
+
+def reject_other_attention(
+    checkpoint: Path, content: Mapping[str, Any], config: Mapping[str, Any]
+) -> None:
+    """Compare the attention and head size of a checkpoint's constructor arguments.
+
+    Other attention can have the same parameters. Options that are also entries of the weights,
+    which loading compares, and checkpoints without arguments pass.
+
+    Args:
+        content: of the checkpoint.
+        config: the configuration to construct the model with.
+
+    Raises:
+        ConfigError: they differ.
+    """
+    stored = {
+        key: value
+        for key, value in content.get("hyper_parameters", {}).items()
+        if key == "head_dim" or (key.endswith("attention") and isinstance(value, Mapping))
+    }
+    model = config["model"]
+    given = {key: model.get("init_args", {}).get(key) for key in stored}
+    trained = canonical({"model": {**model, "init_args": stored}})
+    now = canonical({"model": {**model, "init_args": given}})
+    old, new = flatten(trained), flatten(now)
+    in_weights = {name.rpartition(".")[2] for name in content.get("state_dict", {})}
+    found = [
+        key
+        for key in different_keys(old, new)
+        if _decides(key) and key.rpartition(".")[2] not in in_weights
+        if old.get(key, default_argument(trained, key)) != new.get(key, default_argument(now, key))
+    ]
+    if found:
+        raise ConfigError(
+            f"{checkpoint} was trained with another model (different: {', '.join(found)}): pass "
+            "the run's configuration by --config"
+        )
 
 
 def _decides(key: str) -> bool:

@@ -20,6 +20,7 @@ from lit_probattn.base.errors import ConfigError
 from lit_probattn.configs import class_of, instantiate, link_sizes, read_config
 from lit_probattn.tasks import Translation
 from lit_probattn.training.checkpoints import find_file, load_checkpoint
+from lit_probattn.training.evaluation import reject_other_attention
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,7 @@ def open_trained(options: argparse.Namespace, *, with_data: bool = True) -> Trai
     checkpoint = find_file(options.checkpoint)
     loaded = load_checkpoint(checkpoint)
     config = read_config(checkpoint, options.config)
+    reject_other_attention(checkpoint, loaded, config)
     seed = config.get("seed_everything", 0)
     data = None
     if with_data:

@@ -138,6 +138,8 @@ def test_the_configuration_tells_head_size_and_dropout_without_data(tmp_path, pl
     new, _ = load_converted(out)
     attention = new.model.encoder.blocks[0].attention
     assert (attention.head_dim, attention.dropout) == (E, 0.2)
+    stored = load_checkpoint(out)["hyper_parameters"]["attention"]["class_path"]
+    assert stored == "lit_probattn.attention.MGKAttention"
 
 
 def test_command_names_what_is_wrong(tmp_path, capsys):

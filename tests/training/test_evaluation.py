@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import functools
 import json
 import re
 import shutil
@@ -18,6 +20,7 @@ from lit_probattn.base.errors import ConfigError
 from lit_probattn.configs import read_yaml
 from lit_probattn.training.callbacks import PredictionWriter, predictions_frame
 from lit_probattn.training.evaluation import SampleCount, Scope, differences, limit_of
+from lit_probattn.training.trained import open_trained
 from tests.support.helpers import error_of
 from tests.support.runs import only_version, rewound, run, stateful
 from tests.support.slow import mostly_slow
@@ -112,6 +115,25 @@ def test_another_attention_is_refused(trained, tmp_path, name):
     assert line.endswith(str(only_version(trained) / "config.yaml"))
 
 
+@pytest.mark.parametrize(
+    ("key", "value"), [("attention.init_args.e_step", "hard"), ("head_dim", 1)]
+)
+def test_a_copied_checkpoint_knows_its_attention(trained, tmp_path, key, value):
+    folder = only_version(trained)
+    path = Path(shutil.copy(folder / "checkpoints/step-00000006.ckpt", tmp_path / "x.ckpt"))
+    config = read_yaml(folder / "config.yaml")
+    assert differences(path, config, dict) == {}
+    *parents, name = ["model", "init_args", *key.split(".")]
+    functools.reduce(dict.__getitem__, parents, config)[name] = value
+    with pytest.raises(ConfigError, match=rf"different: model\.init_args\.{re.escape(key)}\)"):
+        differences(path, config, dict)
+    other = tmp_path / "other.yaml"
+    other.write_text(yaml.safe_dump(config))
+    options = {"checkpoint": path, "config": [other], "data": [], "device": "cpu"}
+    with pytest.raises(ConfigError, match=rf"different: model\.init_args\.{re.escape(key)}\)"):
+        open_trained(argparse.Namespace(**options))
+
+
 def test_an_edited_configuration_is_not_the_runs_own(uninterrupted, tmp_path):
     """Results of another one have other names: above."""
     folder = rewound(uninterrupted, 6, tmp_path)
@@ -177,7 +199,9 @@ def test_what_decides_no_score_is_no_difference(trained):
     assert differences(checkpoint, now, dict) == {}
     now["seed_everything"] = 7
     assert differences(checkpoint, now, dict) == {"seed_everything": 7}
-    assert differences(folder / "checkpoints/converted.ckpt", now, dict) == {}
+    del attention["brand_new"]
+    converted = shutil.copy(checkpoint, folder / "checkpoints/converted.ckpt")
+    assert differences(Path(converted), now, dict) == {}
 
 
 @pytest.mark.parametrize("key", ["batch_size", "eval_batch_size"])
