@@ -198,8 +198,17 @@ def own_config(checkpoint: Path) -> Path:
     return checkpoint.resolve().parent.parent / CONFIG
 
 
-def read_config(checkpoint: Path, files: Sequence[Path] | None = None) -> dict[str, Any]:
+def read_config(
+    checkpoint: Path,
+    files: Sequence[Path] | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """Return the configuration of a run: `files` merged, or `config.yaml` of the run folder.
+
+    Args:
+        checkpoint: of the run.
+        files: instead of `config.yaml`.
+        settings: by dotted key, instead of those of the files.
 
     Raises:
         ConfigError: the configuration is missing, or has no model or data.
@@ -208,7 +217,7 @@ def read_config(checkpoint: Path, files: Sequence[Path] | None = None) -> dict[s
     if not files and not own.is_file():
         raise ConfigError(f"configuration not found: {own}; pass --config runs/NAME/0/config.yaml")
     found = files or [own]
-    config = compose(found, {})
+    config = compose(found, settings or {})
     for part in ("model", "data"):
         if "class_path" not in (config.get(part) or {}):
             names = ", ".join(Path(path).name for path in found)

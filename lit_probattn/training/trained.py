@@ -11,13 +11,12 @@ from typing import Any, Literal
 import lightning.pytorch as pl
 import numpy as np
 import torch
-import yaml
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_probattn.attention import Attention
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.configs import class_of, instantiate, link_sizes, read_config
+from lit_probattn.configs import class_of, instantiate, link_sizes, parse_settings, read_config
 from lit_probattn.tasks import Translation
 from lit_probattn.training.checkpoints import find_file, load_checkpoint
 from lit_probattn.training.evaluation import reject_other_attention
@@ -130,14 +129,18 @@ def open_trained(options: argparse.Namespace, *, with_data: bool = True) -> Trai
     """
     checkpoint = find_file(options.checkpoint)
     loaded = load_checkpoint(checkpoint)
-    config = read_config(checkpoint, options.config)
+    for text in options.data:
+        key, _, value = text.partition("=")
+        if not value:
+            raise ConfigError(f"--data.{key}: expected a value, received none")
+    settings = parse_settings([f"data.{text}" for text in options.data])
+    config = read_config(checkpoint, options.config, settings)
     reject_other_attention(checkpoint, loaded, config)
     seed = config.get("seed_everything", 0)
     data = None
     if with_data:
         arguments = config["data"].setdefault("init_args", {})
         arguments.setdefault("seed", seed)
-        arguments.update(_pairs(options.data))
         data = instantiate(pl.LightningDataModule, config["data"])
         data.prepare_data()
         data.setup("test")
@@ -183,20 +186,6 @@ def identity(trained: Trained) -> dict[str, Any]:
         "bytes": stat.st_size,
         "modified_ns": stat.st_mtime_ns,
     }
-
-
-def _pairs(texts: list[str]) -> dict[str, Any]:
-    pairs = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key or not value:
-            raise ConfigError(f"--data.{key}: expected a value, received none")
-        try:
-            pairs[key] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            reason = getattr(error, "problem", "cannot be read")
-            raise ConfigError(f"--data.{key} {value}: not valid YAML: {reason}") from error
-    return pairs
 
 
 def load_weights(task: Any, state: Mapping[str, Tensor], checkpoint: Path) -> Any:
