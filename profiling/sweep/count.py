@@ -6,14 +6,16 @@ The blocks of a stack are identical, which is checked; one is counted and multip
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from lit_probattn.attention import Attention
+from lit_probattn.attention.backends import Backend, recorded_choices
 from lit_probattn.base.errors import UnsupportedError
 from lit_probattn.base.torch_internals import FakeTensorMode
 from lit_probattn.measure.counters import Macs, fvcore_macs, torch_macs, torch_train_macs
@@ -27,6 +29,7 @@ from profiling.sweep.plan import Point
 
 # Allowed relative difference of measured value and closed form.
 TOLERANCE = 1e-6
+_OPERATORS = frozenset({"native", "triton"})  # tracing does not support them
 SCOPES: tuple[Scope, ...] = ("attention", "layers", "model")
 
 
@@ -35,18 +38,25 @@ Entry = dict[str, Any]
 
 
 @contextlib.contextmanager
-def _device(point: Point) -> Iterator[str]:
-    """Enter the device on which backward runs the same operations as on real tensors.
+def _fake_cpu() -> Iterator[str]:
+    with FakeTensorMode(), torch.device("cpu"):
+        yield "cpu"
 
-    On meta tensors PyTorch's attention runs as plain matrix products; on fake CPU tensors as the
-    fused kernel, whose backward pass recomputes the scores.
+
+@contextlib.contextmanager
+def _meta() -> Iterator[str]:
+    with torch.device("meta"):
+        yield "meta"
+
+
+def _device(backends: Collection[str], train: bool) -> AbstractContextManager[str]:
+    """Return a context with the device on which backends run the operations of real tensors.
+
+    The C library has fake CPU tensors only. PyTorch's attention runs on meta tensors as plain
+    matrix products, on fake CPU tensors as the fused kernel, whose backward pass recomputes the
+    scores.
     """
-    if point.mode == "train" and point.backend in ("sdpa", "auto"):
-        with FakeTensorMode(), torch.device("cpu"):
-            yield "cpu"
-    else:
-        with torch.device("meta"):
-            yield "meta"
+    return _fake_cpu() if "native" in backends or (train and "sdpa" in backends) else _meta()
 
 
 def _layer_calls(point: Point) -> tuple[int, int]:
@@ -111,30 +121,63 @@ def _backend_note(layer: Attention, inputs: Tensor, backend: str, train: bool) -
     return note
 
 
+def _selected(point: Point) -> list[str]:
+    """Return the backend of each attention layer of a point's model, in order.
+
+    `auto` is what it selects on a CPU.
+    """
+    with _fake_cpu() as device:
+        model = build_model(point)
+        layers = attention_layers(model)
+        if point.backend != "auto":
+            return [point.backend] * len(layers)
+        found: dict[nn.Module, str] = {}
+
+        def note(layer: nn.Module, *_: Any) -> None:
+            found[layer] = list(recorded_choices().values())[-1]
+
+        for layer in layers:
+            layer.register_forward_hook(note)
+        with torch.no_grad():
+            model(make_inputs(point, device))
+        return [found[layer] for layer in layers]
+
+
+def _build(point: Point, backends: Sequence[str]) -> tuple[nn.Module, list[Attention]]:
+    """Return the point's model, whose attention layers have these backends, and the layers."""
+    model = build_model(point)
+    layers = attention_layers(model)
+    for layer, name in zip(layers, backends, strict=True):
+        layer.backend = cast(Backend, name)
+    return model, layers
+
+
 def count_costs(point: Point) -> tuple[Attention, list[Entry]]:
     """Return the first attention layer of a model, and measured and closed-form counts by scope.
 
-    In training these are forward and backward; fvcore counts the forward pass only.
+    In training these are forward and backward; fvcore counts the forward pass only, of operators
+    of a library as blocks.
     """
-    train = point.mode == "train"
+    train, selected = point.mode == "train", _selected(point)
+    backend = " and ".join(sorted({*selected}))
     with torch.device("meta"):
-        model = build_model(point)
-        layer = attention_layers(model)[0]
-        for module in attention_layers(model):
+        traced = ["blockwise" if name in _OPERATORS else name for name in selected]
+        model, layers = _build(point, traced)
+        for module in layers:
             module.dropout = 0.0  # has no products, and tracing does not support its generator
+        layer = layers[0]
         measured = _measure(point, model, "meta", fvcore_macs)
         parameters = count_parameters(model, model_shape(point) is None)
-        tables, probe = table_parameters(model), _probe(point, layer)
-        note = None if train else _backend_note(layer, probe, point.backend, False)
-    with _device(point) as device:
-        model = build_model(point)
+        tables = table_parameters(model)
+    with _device(selected, train) as device:
+        model, (first, *_) = _build(point, selected)
         torch_counts = _measure(point, model, device, torch_train_macs if train else torch_macs)
-        if train:
-            first = attention_layers(model)[0]
-            note = _backend_note(first, _probe(point, first), point.backend, True)
+        label = backend if point.backend == backend else f"{point.backend} ({backend})"
+        note = _backend_note(first, _probe(point, first), label, train)
+    same = not train and not _OPERATORS & {*selected}  # operations for both counters
     problem, exact = None, None
     try:
-        exact = _exact(point, layer)
+        exact = _exact(point, layer, backend)
     except UnsupportedError as error:
         problem = str(error)
     entries: list[Entry] = []
@@ -148,7 +191,7 @@ def count_costs(point: Point) -> tuple[Attention, list[Entry]]:
         if scope == "model":
             found["num_parameters_non_embedding"] = parameters["model"] - tables
         analytic = None if exact is None else exact[scope]
-        entries.append(found | _differences(found, operations, analytic, train))
+        entries.append(found | _differences(found, operations if same else None, analytic))
         if analytic is not None:
             entries.append(analytic)
     return layer, entries
@@ -158,10 +201,10 @@ def _products(macs: int | None) -> Entry:
     return {"macs": macs, "flops": None if macs is None else 2 * macs}
 
 
-def _differences(found: Entry, fvcore: Macs, exact: Entry | None, train: bool) -> Entry:
+def _differences(found: Entry, fvcore: Macs | None, exact: Entry | None) -> Entry:
     """Compare a count with fvcore and the closed form; return the status of a difference."""
     told = []
-    if not train and _differ(found["macs"], fvcore.products):
+    if fvcore is not None and _differ(found["macs"], fvcore.products):
         told.append(f"FlopCounterMode {found['macs']} and fvcore {fvcore.products} MACs")
     if exact is not None:
         if exact["macs"] is not None and _differ(found["macs"], exact["macs"]):
@@ -212,13 +255,13 @@ def _measure(
     return result
 
 
-def _exact(point: Point, layer: Attention) -> dict[Scope, Entry]:
+def _exact(point: Point, layer: Attention, backend: str) -> dict[Scope, Entry]:
     shape, train, dtype = model_shape(point), point.mode == "train", getattr(torch, point.dtype)
     one = attention_cost(layer, point.seq_len)
-    run = backend_macs(layer, point.seq_len, point.backend, train=train, dtype=dtype)
+    run = backend_macs(layer, point.seq_len, backend, train=train, dtype=dtype)
     per_layer, num_layers = _layer_calls(point)
     calls = per_layer * num_layers
-    reason = None if run is not None else f"no closed form for backend {point.backend}"
+    reason = None if run is not None else f"no closed form for backend {backend}"
     costs: dict[str, ExactCost] = {
         "attention": ExactCost(one.macs * calls, 0, one.num_parameters * num_layers)
     }
@@ -239,7 +282,7 @@ def _exact(point: Point, layer: Attention) -> dict[Scope, Entry]:
         if shape is not None and scope == "model":
             tables = shape.embedding_parameters
             found["num_parameters_non_embedding"] = cost.num_parameters - tables
-        if point.backend == layer.core.makes.stated_backend:
+        if backend == layer.core.makes.stated_backend:
             found["fvcore_operations"] = cost.macs + cost.norm_operations
         if scope == "attention":
             found["paper_operations"] = one.paper_flops * calls

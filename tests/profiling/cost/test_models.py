@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
-from lit_probattn.measure.counters import torch_flops_by_module, torch_macs
+from lit_probattn.attention.backends import recorded_choices
+from lit_probattn.measure.counters import torch_flops_by_module, torch_macs, torch_train_macs
 from lit_probattn.randomness import RandomKey
 from profiling.cost.models import LanguageModel
 from profiling.sweep.config import SweepConfig
@@ -50,7 +51,10 @@ VARIANTS = {
 
 
 # What is counted with a backend every time.
-FEW = {"reference": "mgk_three", "sdpa": "grouped", "blockwise": "hard_e"}
+FEW = {
+    **{"reference": "mgk_three", "sdpa": "grouped", "blockwise": "hard_e"},
+    **{"native": "smgk", "auto": "mgk"},
+}
 
 
 def points(variants, backend, mode, **model):
@@ -73,8 +77,11 @@ def points(variants, backend, mode, **model):
 @pytest.mark.parametrize(
     ("backend", "mode"),
     mostly_slow(
-        itertools.product(["reference", "sdpa", "blockwise"], ["eval", "train"]),
-        [("reference", "train"), ("sdpa", "train"), ("blockwise", "eval")],
+        itertools.product(FEW, ["eval", "train"]),
+        [
+            *[("reference", "train"), ("sdpa", "train"), ("blockwise", "eval")],
+            *[("native", "train"), ("auto", "eval")],
+        ],
     ),
 )
 @pytest.mark.parametrize("share", ["one", pytest.param("all", marks=pytest.mark.slow)])
@@ -111,6 +118,21 @@ def test_linear_family_equals_what_it_states(backend, mode):
         else:
             assert rows["analytic"].macs is None
             assert "no closed form" in str(rows["analytic"].reason)
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+@pytest.mark.parametrize("variant", ["smgk", "fish"])
+def test_auto_is_counted_as_it_runs(variant, mode):
+    """On a CPU; on meta tensors it would select PyTorch's attention for FiSH."""
+    kind = VARIANTS["smgk"] if variant == "smgk" else (FISH, {"num_global_heads": 2})
+    (point,) = points({"it": kind}, "auto", mode)
+    measured, exact = measure_point(point)
+    model = build_model(point)
+    inputs = make_inputs(point, "cpu")
+    count = torch_train_macs if mode == "train" else torch_macs
+    assert measured.macs == exact.macs == count(model, inputs).products
+    *_, ran = recorded_choices().values()
+    assert measured.backend_note.startswith(f"auto ({ran}): ")
 
 
 def test_random_features_have_one_product_per_query_and_key():
