@@ -123,7 +123,7 @@ def test_rows_of_other_settings_are_not_taken_over(tmp_path):
     path = checkpoint(tmp_path, "sequence", "MGKAttention")
     out = tmp_path / "out"
     (out / "rank").mkdir(parents=True)
-    row = {"name": "x", "layer": 1, "sample": 0, "part": 0, "head": 0}
+    row = {"name": "x", "layer": 1, "sample": 0, "part": 0, "head": 1}
     row |= {"num_tokens": 5, "rank": -1, "relative_rank": -1.0}
     (out / "rank/rank.partial.jsonl").write_text('{"study": "rank"}\n' + json.dumps(row) + "\n")
     table = study("rank", path, out, "--num_samples", "2")
@@ -211,7 +211,7 @@ def test_distances_of_a_study_are_those_of_the_maps(tmp_path):
         assert row["sequences"] == 4
         np.testing.assert_allclose(row["mean"], np.mean(gaps), rtol=1e-4)
         np.testing.assert_allclose(row["variance"], np.var(gaps), rtol=1e-3)
-        pairs = table[(table["layer"] == layer) & (table["head"] == 0) & (table["other_head"] == 1)]
+        pairs = table[(table["layer"] == layer) & (table["head"] == 1) & (table["other_head"] == 2)]
         first = [np.linalg.norm(m[0] - m[1]) for m in found]
         np.testing.assert_allclose(pairs["mean"].iloc[0], np.mean(first), rtol=1e-4)
         np.testing.assert_allclose(pairs["variance"].iloc[0], np.var(first), rtol=1e-3)

@@ -116,8 +116,8 @@ def test_likelihood_study_weights_queries_alike(tmp_path):
     assert len(table) == 4
     rows = pd.DataFrame(
         [
-            {"layer": 1, "head": 0, "num_queries": 3, **dict.fromkeys(likelihood._COLUMNS, 2.0)},
-            {"layer": 1, "head": 0, "num_queries": 1, **dict.fromkeys(likelihood._COLUMNS, 6.0)},
+            {"layer": 1, "head": 1, "num_queries": 3, **dict.fromkeys(likelihood._COLUMNS, 2.0)},
+            {"layer": 1, "head": 1, "num_queries": 1, **dict.fromkeys(likelihood._COLUMNS, 6.0)},
         ]
     )
     assert likelihood.layer_means(rows)["kernel_nll"].item() == 3.0

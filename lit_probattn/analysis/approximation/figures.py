@@ -158,7 +158,7 @@ def draw_local(table: pd.DataFrame) -> Figure:
             part = frame[(frame["method"] == method) & (frame["layer"] == layer)]
             for head, lines in part.groupby("head"):
                 means = lines.groupby("num_kept")["rel_error"].mean()
-                axis.plot(means.index, means + 1e-4, lw=1.1, marker=".", label=f"head {head + 1}")
+                axis.plot(means.index, means + 1e-4, lw=1.1, marker=".", label=f"head {head}")
             powers_of_two(axis)
             axis.set_yscale("log")
             label(axis, title=f"{method} ({WORDS.get(method, method)})\nlayer {layer}")

@@ -182,7 +182,7 @@ class LocalErrors:
         for (number, layer), errors in self.errors.items():
             method, count = self.methods[number], errors.count
             projected = self.projected[number, layer] / max(count, 1.0)
-            for head, means in enumerate(errors.by_head()):
+            for head, means in enumerate(errors.by_head(), 1):
                 row = {"method": method.name, "num_kept": method.num_kept, **method.settings}
                 row |= {"layer": numbers[layer], "head": head, "queries": int(count)}
                 row |= dict(zip(COLUMNS, means, strict=True))
@@ -195,7 +195,7 @@ class LocalErrors:
         return [
             {"layer": number, "head": head, **dict(zip(names, means, strict=True))}
             for number, skew in enumerate(self.skew.values(), 1)
-            for head, means in enumerate(skew.by_head())
+            for head, means in enumerate(skew.by_head(), 1)
         ]
 
 

@@ -217,7 +217,7 @@ class Approximate(ModelStudy):
         if self.options.scope == "layers":
             return [(f"layer {i}", [name], None) for name, i in self.numbers.items()]
         return [
-            (f"layer {i} head {h}", [name], h)
+            (f"layer {i} head {h + 1}", [name], h)
             for name, i in self.numbers.items()
             for h in range(self.layers[name].num_heads)
         ]

@@ -95,7 +95,7 @@ class LogitRanks(ModelStudy):
                 found["recovered_rank"] = recovered.double().masked_fill(clamped, float("nan"))
                 found["clamped"] = clamped
             for head in range(len(logits)):
-                row: dict[str, Any] = {"layer": self.numbers[one.layer], "head": head}
+                row: dict[str, Any] = {"layer": self.numbers[one.layer], "head": head + 1}
                 row |= {"sample": one.sample_id, "num_tokens": logits.shape[-2], "head_dim": size}
                 row |= {name: float(value[head]) for name, value in found.items()}
                 rows.append({**row, "relative_effective_rank": row["effective_rank"] / size})

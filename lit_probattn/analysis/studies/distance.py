@@ -102,7 +102,7 @@ def pair_rows(number: int, name: str, distances: Tensor) -> pd.DataFrame:
     """Return mean and variance of distances (S, pairs) over sequences, a row per pair of heads."""
     num_pairs = distances.shape[1]
     heads = round((1 + (1 + 8 * num_pairs) ** 0.5) / 2)
-    first, second = zip(*combinations(range(heads), 2), strict=True)
+    first, second = zip(*combinations(range(1, heads + 1), 2), strict=True)
     columns = {"layer": number, "name": name, "head": first, "other_head": second}
     mean, variance = distances.mean(0).numpy(), distances.var(0, correction=0).numpy()
     return pd.DataFrame({**columns, "mean": mean, "variance": variance})
@@ -126,9 +126,9 @@ def draw(pairs: pd.DataFrame) -> Figure:
     top = float(pairs["mean"].max())
     for axis, layer in zip(axes, layers, strict=True):
         part = pairs[pairs["layer"] == layer]
-        heads = int(part["other_head"].max()) + 1
+        heads = int(part["other_head"].max())
         matrix = np.zeros((heads, heads))
-        matrix[part["head"], part["other_head"]] = part["mean"]
+        matrix[part["head"] - 1, part["other_head"] - 1] = part["mean"]
         image = axis.imshow(matrix + matrix.T, vmin=0.0, vmax=top or 1.0, cmap="viridis")
         axis.set_title(f"layer {layer}", fontsize=9)
         ticks = range(0, heads, 1 if heads <= 8 else 4)

@@ -63,13 +63,13 @@ class Likelihood(ModelStudy):
         store = self.store(key, "split", "num_samples", "max_len", "seed")
         for one in self.sequences(of=lambda layer: layer.core.has_gaussians):
             place, heads = self.place(one), one.call.layer.num_heads
-            if store.has(**place, head=heads - 1):
+            if store.has(**place, head=heads):
                 continue
             nll = {name: values[0] for name, values in query_nll(one.call).items()}
             for head in range(heads):
                 counted = int(nll["kernel_nll"][head].isfinite().sum())
                 means = {name: float(values[head].nanmean()) for name, values in nll.items()}
-                store.add({**place, "head": head, "num_queries": counted, **means})
+                store.add({**place, "head": head + 1, "num_queries": counted, **means})
         return store.finish()
 
 

@@ -73,7 +73,7 @@ class Rank(ModelStudy):
             head = int(draws.integers(one.call.layer.num_heads))
             weights = one.call.weights()[0, head]
             rank, length = int(map_rank(weights, options.threshold)), len(weights)
-            row = {"name": one.layer, **self.place(one), "head": head, "num_tokens": length}
+            row = {"name": one.layer, **self.place(one), "head": head + 1, "num_tokens": length}
             store.add({**row, "rank": rank, "relative_rank": rank / length})
         return store.finish().sort_values(list(key), ignore_index=True)
 

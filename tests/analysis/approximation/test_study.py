@@ -227,7 +227,7 @@ def write_results(folder, value, **more):
     """Write the tables of `approximate` with one row each."""
     (folder / "approximate").mkdir(parents=True)
     row = {"scope": "all", "method": "ovo", "num_kept": 1, "status": EXACT, "metric": "perplexity"}
-    row |= {"value": value, "exact": 2.0, "rel_error": 0.5, "layer": 1, "head": 0}
+    row |= {"value": value, "exact": 2.0, "rel_error": 0.5, "layer": 1, "head": 1}
     row |= {"effective_support": 3.0, "top_16": 0.5, "samples": 64, "words": 900} | more
     for part in ("", "_skew", "_local"):
         pd.DataFrame([row]).to_csv(folder / f"approximate/approximate{part}.csv", index=False)

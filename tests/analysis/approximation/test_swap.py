@@ -215,7 +215,7 @@ def test_local_errors_by_hand(padded):
                     total.append(float((exact - found).norm() / exact.norm()))
             weight = opened.layer.out_proj.weight.double()
             projected.append(float((weight @ torch.cat(parts)).detach().norm()))
-    (row,) = rows.query("method == 'ovo' and layer == 2 and head == 1").to_dict("records")
+    (row,) = rows.query("method == 'ovo' and layer == 2 and head == 2").to_dict("records")
     assert row["rel_error"] == pytest.approx(sum(total) / len(total), rel=1e-4)
     assert row["proj_error"] == pytest.approx(sum(projected) / len(projected), rel=1e-4)
     assert row["queries"] == len(total)
