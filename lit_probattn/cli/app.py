@@ -33,6 +33,7 @@ from lit_probattn.base.files import replace_text
 from lit_probattn.cli.errors import exit_status, quieten
 from lit_probattn.cli.files import (
     files_before_flags,
+    kept_name,
     prepared,
     run_folder_of,
     run_name,
@@ -243,7 +244,9 @@ class RunCLI(BareCLI):
 
         def make() -> RunPlan:
             name, sources = self.run_name, self._sources
-            return plan_fit(self.settings, name, config, ckpt_path, sources)
+            plan = plan_fit(self.settings, name, config, ckpt_path, sources)
+            plan.notes += filter(None, [kept_name(self.files, name)])
+            return plan
 
         plan = share_plan(self.trainer, config, make)
         try:

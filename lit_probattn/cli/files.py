@@ -288,6 +288,20 @@ def run_name(contents: dict[str, dict[str, Any]], model: Any) -> str:
     return f"{task.rpartition('.')[2]}-{attention.rpartition('.')[2]}"
 
 
+def kept_name(contents: dict[str, dict[str, Any]], name: str) -> str | None:
+    """Return a note if a run keeps the name of a file although later files set its model, or None.
+
+    `contents` are configuration files by name, `name` is the run's.
+    """
+    source = None
+    for path, content in contents.items():
+        if source is not None and (sets_task(content) or sets_attention(content)):
+            return f"run.name {name} is that of {source}, {path} sets another model: see --run.name"
+        if _part(content, "run").get("name") == name:
+            source = path
+    return None
+
+
 def run_folder_of(files: Iterable[str]) -> Path | None:
     """Return the run folder whose `config.yaml` is among the files."""
     for path in map(Path, files):

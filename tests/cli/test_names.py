@@ -7,7 +7,13 @@ import json
 import pytest
 import yaml
 
-from lit_probattn.cli.files import config_files, read_config_files, run_name, with_named_files
+from lit_probattn.cli.files import (
+    config_files,
+    kept_name,
+    read_config_files,
+    run_name,
+    with_named_files,
+)
 from lit_probattn.configs import read_yaml
 from lit_probattn.training.checkpoints import list_checkpoints
 from tests.support.helpers import error_of
@@ -62,6 +68,18 @@ def test_names_files_and_flags_mix(tmp_path, monkeypatch, capsys):
     assert config["model"]["init_args"]["attention"]["init_args"]["shifted_keys"] is True
     assert config["model"]["init_args"]["attention"]["init_args"]["num_heads"] == 2
     assert config["model"]["init_args"]["lr"] == 0.5
+
+
+def test_a_kept_name_of_a_run_with_another_model_is_noted():
+    """`--config RUN/config.yaml --attention mgk` keeps `run.name` of the configuration."""
+    own = {"run": {"name": "text-softmax"}, "model": {"class_path": "x"}}
+    other = {"model": {"init_args": {"attention": {"class_path": "y"}}}}
+    shorter = {"trainer": {"max_steps": 3}}
+    files = {"r/0/config.yaml": own, "short.yaml": shorter, "mgk.yaml": other}
+    assert "text-softmax is that of r/0/config.yaml, mgk" in str(kept_name(files, "text-softmax"))
+    assert kept_name(files, "another") is None  # from --run.name
+    assert kept_name({"r/0/config.yaml": own, "short.yaml": shorter}, "text-softmax") is None
+    assert kept_name({"mgk.yaml": other, "r/0/config.yaml": own}, "text-softmax") is None
 
 
 @pytest.mark.slow
