@@ -10,7 +10,13 @@ from torch import Tensor, nn
 
 from lit_probattn.attention.layer import AttentionFactory
 from lit_probattn.base.arguments import Count, Range, Rate, checks_arguments
-from lit_probattn.models.images.replace import WeightInit, key_slot, places_of, replace_attention
+from lit_probattn.models.images.replace import (
+    WeightInit,
+    key_slot,
+    places_of,
+    recompute_blocks,
+    replace_attention,
+)
 from lit_probattn.randomness import RandomKey
 
 
@@ -90,7 +96,7 @@ class ImageModel(nn.Module):
             )
         self._slot = key_slot(net)
         if activation_checkpointing:
-            net.set_grad_checkpointing(True)
+            recompute_blocks(net)
         if channels_last:
             net.to(memory_format=torch.channels_last)
         self.net: Any = net

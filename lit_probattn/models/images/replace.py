@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import timm.layers.attention as timm_attention
 from timm.models.swin_transformer import SwinTransformer
 from timm.models.swin_transformer import WindowAttention as TimmWindowAttention
 from timm.models.vision_transformer import VisionTransformer
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from lit_probattn.attention.layer import Attention
 from lit_probattn.base.arguments import check_argument
@@ -119,6 +121,31 @@ def key_slot(model: nn.Module) -> KeySlot | None:
     """Return the key slot shared by the replaced layers of a model, or None."""
     layers = (m for m in model.modules() if isinstance(m, TokenAttention | WindowAttention))
     return next((layer.slot for layer in layers), None)
+
+
+def recompute_blocks(model: nn.Module) -> None:
+    """Recompute the blocks of a model in backward, each with the random key of its forward pass.
+
+    With timm's switch, a backward pass after two forward passes would draw for both with the key of
+    the second.
+    """
+    slot = key_slot(model)
+    if slot is None:
+        model.set_grad_checkpointing(True)  # type: ignore[operator]
+        return
+    for place in places_of(model):
+        place.block.forward = partial(_recomputed, place.block.forward, slot)
+
+
+def _recomputed(forward: Callable[..., Tensor], slot: KeySlot, *args: Any, **kwargs: Any) -> Tensor:
+    key = slot.key
+
+    def run(*args: Any, **kwargs: Any) -> Tensor:
+        slot.key = key
+        return forward(*args, **kwargs)
+
+    out: Tensor = checkpoint(run, *args, use_reentrant=False, **kwargs)
+    return out
 
 
 def _choose(

@@ -151,7 +151,9 @@ def test_every_window_of_every_picture_has_its_own_draw():
     assert torch.equal(slot.of_layer(3, 4).sample_ids, ids[4:8])  # whatever the batch
 
 
-def test_recomputation_in_backward_sees_the_same_draw():
+@pytest.mark.parametrize("is_copy", [False, True])
+def test_recomputation_in_backward_sees_the_same_draw(is_copy):
+    """Each of two forward passes its own; also in a copy, such as a moving average."""
     results = []
     for recompute in (False, True):
         torch.manual_seed(0)
@@ -164,7 +166,10 @@ def test_recomputation_in_backward_sees_the_same_draw():
             activation_checkpointing=recompute,
         )
         spread(model).train()
-        model(pictures(), rng=RandomKey(1, 2, torch.arange(3))).square().sum().backward()
+        model = copy.deepcopy(model) if is_copy else model
+        ids = torch.arange(3)
+        logits = [model(pictures(), rng=RandomKey(1, step, ids)) for step in (2, 3)]
+        torch.stack(logits).square().sum().backward()
         results.append({name: p.grad for name, p in model.named_parameters()})
     for name, grad in results[0].items():
         torch.testing.assert_close(results[1][name], grad)

@@ -661,7 +661,7 @@ def image() -> dict[str, Option]:
             ),
         ),
         "activation_checkpointing": Option(
-            True, lambda task: task.net.layers[0].grad_checkpointing
+            True, lambda task: "forward" in vars(task.net.layers[0].blocks[0])
         ),
     }
 
