@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
@@ -155,8 +155,7 @@ def differences(
         if config_differences(own, read_yaml(folder / CONFIG)):
             remedy = f"{folder / CONFIG} was edited since; restore it"
         raise ConfigError(
-            f"{checkpoint} was trained with another model (different: {', '.join(others)}): "
-            f"{remedy}"
+            f"{checkpoint} was trained with another model (different: {_listed(others)}): {remedy}"
         )
     changed = {key: flat.get(key) for key in found}
     return changed | source_differences(folder, sources)
@@ -196,9 +195,16 @@ def reject_other_attention(
     ]
     if found:
         raise ConfigError(
-            f"{checkpoint} was trained with another model (different: {', '.join(found)}): pass "
+            f"{checkpoint} was trained with another model (different: {_listed(found)}): pass "
             "the run's configuration by --config"
         )
+
+
+def _listed(keys: Sequence[str]) -> str:
+    """Return keys without the arguments of classes that differ themselves."""
+    classes = [key.removesuffix("class_path") for key in keys if key.endswith(".class_path")]
+    arguments = tuple(f"{place}init_args." for place in classes)
+    return ", ".join(key for key in keys if not key.startswith(arguments))
 
 
 def _decides(key: str) -> bool:
