@@ -15,7 +15,7 @@ def add_shard_flags(add: Callable[..., object]) -> None:
     Args:
         add: `add_argument` of a parser or argument group.
     """
-    add("--shard", help="i/n with i from 0: run every n-th point from the i-th, for array jobs")
+    add("--shard", help="i/n with i from 0: run the i-th of n shares, for array jobs")
     add("--dry-run", action="store_true", help="print the runs and their predicted cost")
 
 

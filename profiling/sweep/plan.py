@@ -166,12 +166,15 @@ def make_plan(config: SweepConfig, root: Path) -> list[Point]:
 
 
 def shard(points: Sequence[Point], index: int, count: int) -> list[Point]:
-    """Return every `count`-th place of a plan from the `index`-th, with all its variants.
+    """Return one of `count` shares of the places of a plan, each place with all its variants.
 
-    A variant and its baseline are therefore measured on one machine.
+    A variant and its baseline are therefore measured on one machine. Places are dealt in turns of
+    alternating direction, so that no share has all the long sequences.
     """
     places: dict[tuple[Any, ...], list[Point]] = {}
     for point in points:
         place = point.quantity, *(getattr(point, name) for name in PLACE), point.mode, point.dtype
         places.setdefault(place, []).append(point)
-    return [point for place in list(places.values())[index::count] for point in place]
+    turn = [*range(count), *reversed(range(count))]
+    dealt = zip(itertools.cycle(turn), places.values())
+    return [point for share, place in dealt if share == index for point in place]

@@ -213,7 +213,7 @@ def test_points_that_failed_are_tried_again(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("uncounted")
 def test_shards_cover_the_plan_once(tmp_path):
     config, plan = sweep(), make_plan(sweep(), ROOT)
-    for index, whole in enumerate((4, 6, 8)):
+    for index, whole in enumerate((2, 4, 8)):
         rows = run(config, tmp_path, index=index, count=3)
         assert len(rows) == len({row.point_id for row in rows}) == whole
         assert (tmp_path / "rows.csv").exists() == (whole == len(plan))
@@ -233,6 +233,18 @@ def test_a_variant_and_its_baseline_are_in_one_shard():
     assert places[0] & places[1] == set()
     assert [{point.variant for point in part} for part in parts] == [set(config.variants)] * 2
     assert len(parts[0]) == len(parts[1]) == 10
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_no_shard_has_all_long_sequences(count):
+    """As many shards as lengths."""
+    lengths = [8, 16, 32][:count]
+    grid = {"embed_dim": [8, 16], "seq_len": lengths}
+    points = make_plan(sweep(grid=grid, measure=["time"]), ROOT)
+    parts = [shard(points, index, count) for index in range(count)]
+    tokens = [sum(point.seq_len for point in part) for part in parts]
+    assert sorted(p.point_id for part in parts for p in part) == sorted(p.point_id for p in points)
+    assert max(tokens) <= 1.25 * min(tokens)
 
 
 @pytest.mark.usefixtures("uncounted")
