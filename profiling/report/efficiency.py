@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from lit_probattn.records.tables import markdown_lines
-from profiling.report.names import SCOPES, name_of
+from profiling.report.names import SCOPES, name_of, told_apart
 
 RATIOS = "ratios.csv"
 _QUANTITIES = {"macs": "multiply-adds", "num_parameters": "parameters"}
@@ -57,7 +57,7 @@ def _counted(folder: Path, found: Mapping[Path, Mapping[str, Any]]) -> list[dict
         table = pd.read_csv(path / RATIOS)
         table = table[table["metric"].isin(_QUANTITIES) & (table["mode"] == "eval")]
         several = "grid_heads" in table and table["grid_heads"].nunique() > 1
-        names = {variant["variant"]: name_of(variant, several) for variant in variants}
+        names = told_apart({one["variant"]: name_of(one, several) for one in variants})
         for column in ("variant", "baseline"):
             table[column] = table[column].map(names)
         parts.append(table.assign(report=path.relative_to(folder).as_posix()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -35,7 +35,7 @@ from lit_probattn.analysis.drawing import (
 from lit_probattn.records.figures import ReportFigure, colour_of, palette_of, shades
 from lit_probattn.records.tables import span
 from profiling.report.claims import ratios_of
-from profiling.report.names import AXES, LETTERS, SCOPES, variant_name
+from profiling.report.names import AXES, LETTERS, SCOPES, told_apart, variant_name
 from profiling.report.ratios import METRICS, found_by
 from profiling.sweep.config import Claim, SweepConfig
 
@@ -77,13 +77,13 @@ class Quantity:
 
 
 def plain_names(frame: pd.DataFrame) -> dict[str, str]:
-    """Return the variants' names as in the README, such as `softmax, 8 heads`."""
+    """Return the variants' names as in the README, such as `softmax, 8 heads`, all different."""
     names = {}
     for variant, part in frame.groupby("variant", sort=False):
         options = json.loads(part["attention_args"].iloc[0])
         heads = part["num_heads"].dropna()
         names[str(variant)] = variant_name(part["attention_class"].iloc[0], options, heads)
-    return names
+    return told_apart(names)
 
 
 def figures_of(
@@ -211,13 +211,14 @@ def claim_of(quantity: Quantity, part: pd.DataFrame, names: Mapping[str, str]) -
 def _draw_ratios(parts: Mapping[Quantity, pd.DataFrame], names: Mapping[str, str]) -> Figure:
     """Draw heat maps over width and length, one per variant, or lines over one axis."""
     drawn: list[Callable[[Axes], Any]] = []
+    palette = palette_of(names[v] for part in parts.values() for v in part["variant"])
     for quantity, part in parts.items():
         if _is_grid(quantity, part):
             for variant in dict.fromkeys(part["variant"]):
                 one = part[part["variant"] == variant]
                 drawn.append(partial(heat_map, quantity, one, names))
         else:
-            drawn.append(partial(ratio_lines, quantity, part, names))
+            drawn.append(partial(ratio_lines, quantity, part, names, palette))
     figure, axes = tiles(
         len(drawn), 2 if len(drawn) in (2, 4) else 3, 6.4 if len(drawn) == 1 else 4.7, 3.4
     )
@@ -227,23 +228,11 @@ def _draw_ratios(parts: Mapping[Quantity, pd.DataFrame], names: Mapping[str, str
         images += [(image, axis)] if image is not None else []
     if images:
         ratio_bar(figure, images[0][0], [axis for _, axis in images])
-    _legend(figure, [v for part in parts.values() for v in part["variant"]], names, drawn, images)
+    if len(images) < len(drawn):
+        handles = [Line2D([], [], marker="o", color=c, label=name) for name, c in palette.items()]
+        ncols = max(1, int(figure.get_figwidth() / 3.6))
+        figure.legend(handles=handles, loc="outside lower center", ncols=ncols)
     return figure
-
-
-def _legend(
-    figure: Figure,
-    variants: Iterable[str],
-    names: Mapping[str, str],
-    drawn: Sequence[object],
-    images: Sequence[object],
-) -> None:
-    if len(drawn) == len(images):
-        return
-    colours = palette_of(names[v] for v in variants)
-    handles = [Line2D([], [], marker="o", color=c, label=name) for name, c in colours.items()]
-    ncols = max(1, int(figure.get_figwidth() / 3.6))
-    figure.legend(handles=handles, loc="outside lower center", ncols=ncols)
 
 
 def heat_map(
@@ -261,7 +250,11 @@ def heat_map(
 
 
 def ratio_lines(
-    quantity: Quantity, part: pd.DataFrame, names: Mapping[str, str], axis: Axes
+    quantity: Quantity,
+    part: pd.DataFrame,
+    names: Mapping[str, str],
+    palette: Mapping[str, str],
+    axis: Axes,
 ) -> None:
     """Draw expected and found ratios over the axis that varies, one line per variant.
 
@@ -270,7 +263,6 @@ def ratio_lines(
     varying = [c for c in AXES if part[c].nunique() > 1]
     x = _axis(quantity, varying) or "seq_len"
     variants = list(dict.fromkeys(part["variant"]))
-    palette = palette_of(names[variant] for variant in variants)
     for place, variant in enumerate(variants):
         one = part[part["variant"] == variant]
         others = [c for c in varying if c != x and one[c].nunique() > 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ AXES = {
 LETTERS = {"embed_dim": "D", "seq_len": "N", "grid_heads": "heads"}
 # Scopes of costs as in reports.
 SCOPES = {"attention": "attention layer", "layers": "block", "model": "model"}
+_MIXED = {"mlp": "GFiSH", "relu_sum": "GFiSH", "shared": "MiSH"}
+_E_STEPS = {"hard": "hard E-step", "soft": "Soft-E"}
 
 
 def variant_name(attention_class: str, options: Mapping[str, Any], heads: Iterable[float]) -> str:
@@ -29,14 +32,15 @@ def variant_name(attention_class: str, options: Mapping[str, Any], heads: Iterab
     """
     name = attention_class.removesuffix("Attention")
     name = name.lower() if name[1:].islower() else name
+    if name == "softmax" and options.get("score") == "gaussian":
+        name = "Gaussian"
     if options.get("shifted_keys"):
         name = f"s{name}"
-    if options.get("mixer") == "mlp":
-        name = name.replace("FiSH", "GFiSH")
+    name = name.replace("FiSH", _MIXED.get(str(options.get("mixer")), "FiSH"))
     if options.get("noise") == "none":
         name = f"Hard {name}"
-    if options.get("e_step") == "hard":
-        name = f"{name} with hard E-step"
+    if step := _E_STEPS.get(str(options.get("e_step"))):
+        name = f"{name} with {step}"
     several = sorted(set(heads))
     if len(several) != 1:
         return name
@@ -50,3 +54,13 @@ def name_of(variant: Mapping[str, str], heads_vary: bool = False) -> str:
     options = json.loads(variant["attention_args"])
     heads = [] if heads_vary or "num_heads" not in options else [options["num_heads"]]
     return variant_name(variant["attention_class"], options, heads)
+
+
+def told_apart(names: Mapping[str, str]) -> dict[str, str]:
+    """Return names by variant; if several variants have one name, each is followed by its key.
+
+    Args:
+        names: names by the variants' keys, such as `mgk4`.
+    """
+    counts = Counter(names.values())
+    return {key: f"{name} ({key})" if counts[name] > 1 else name for key, name in names.items()}

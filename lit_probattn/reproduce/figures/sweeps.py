@@ -26,7 +26,7 @@ from lit_probattn.experiments.page import (
     image,
     together,
 )
-from lit_probattn.records.figures import ReportFigure, colour_of, shades
+from lit_probattn.records.figures import ReportFigure, palette_of, shades
 from lit_probattn.records.tables import markdown_lines
 from profiling.measure.rows import to_frame
 from profiling.report.claims import judge, ratios_of, values_of
@@ -75,13 +75,14 @@ class Panel:
             table = table[table["variant"].isin(chosen)]
         unit = METRICS[self.metric]
         names = plain_names(frame)
+        colours = palette_of(names.values())
         found = [(one, part) for one, part in self._lines(table, names) if len(part)]
         variants = [part["variant"].iloc[0] for _, part in found]
         for number, (name, part) in enumerate(found):
             variant = names[variants[number]]
             same = [n for n, one in enumerate(variants) if one == variants[number]]
-            colour = shades(variant, len(same))[same.index(number)]
-            colour = colour_of(variant) if len(same) == 1 else colour
+            several = shades(variant, len(same)) if len(same) > 1 else [colours[variant]]
+            colour = several[same.index(number)]
             line = part.drop_duplicates(self.x).sort_values(self.x)
             values = line[["value", "low", "high"]] / (1.0 if self.ratio else unit[1])
             axis.plot(line[self.x], values["value"], "o-", ms=4, lw=1.3, color=colour)

@@ -115,15 +115,37 @@ def test_without_ratios_there_is_no_answer(tmp_path):
         ({}, [4], "MGK, 4 heads"),
         ({"shifted_keys": True}, [4], "sMGK, 4 heads"),
         ({"shifted_keys": True, "e_step": "hard"}, [1, 2], "sMGK with hard E-step"),
+        ({"e_step": "soft"}, [4], "MGK with Soft-E, 4 heads"),
     ],
 )
 def test_variants_of_one_class_have_different_names(options, heads, name):
     assert variant_name("MGKAttention", options, heads) == name
 
 
-def test_fish_is_named_by_its_mixer_noise_and_score_maps():
-    options = {"mixer": "mlp", "noise": "none", "num_global_heads": 2}
-    assert variant_name("FiSHAttention", options, [8]) == "Hard GFiSH, 8 heads from 2 score maps"
+@pytest.mark.parametrize(
+    ("mixer", "name"),
+    [("linear", "FiSH"), ("shared", "MiSH"), ("mlp", "GFiSH"), ("relu_sum", "GFiSH")],
+)
+def test_fish_is_named_by_its_mixer_noise_and_score_maps(mixer, name):
+    options = {"mixer": mixer, "noise": "none", "num_global_heads": 2}
+    assert variant_name("FiSHAttention", options, [8]) == f"Hard {name}, 8 heads from 2 score maps"
+
+
+def test_gaussian_scores_are_named_though_they_have_the_class_of_softmax():
+    assert variant_name("SoftmaxAttention", {"score": "gaussian"}, [8]) == "Gaussian, 8 heads"
+
+
+def test_variants_of_a_report_with_one_name_have_their_own_rows(tmp_path):
+    reports = {tmp_path / "cost": sweep(tmp_path / "cost", [0.5, 0.75])}
+    variants = reports[tmp_path / "cost"]["about"]["variants"]
+    variants.append({**variants[1], "variant": "c"})
+    table = pd.read_csv(tmp_path / "cost" / "ratios.csv")
+    other = table.assign(variant="c", ratio_measured=1.5)
+    pd.concat([table, other]).to_csv(tmp_path / "cost" / "ratios.csv")
+    text = "\n".join(efficiency_lines(tmp_path, reports))
+    assert "1 of 2 variants need fewer multiply-adds" in text
+    for row in ("| sMGK, 4 heads (b) | softmax, 8 heads | 0.50 – 0.75 |", "| sMGK, 4 heads (c) |"):
+        assert row in text
 
 
 @pytest.mark.parametrize(("timed_by", "answer"), [("graph", "in part"), ("eager", "not measured")])

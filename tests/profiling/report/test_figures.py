@@ -196,3 +196,36 @@ def test_variants_are_named_in_plain_words():
         "b": "FiSH, 8 heads from 2 score maps",
         "c": "MGK",
     }
+
+
+def three():
+    variants = {"softmax": attention(), "mgk": attention(MGK), "other": attention(MGK)}
+    return sweep(variants=variants, grid={"embed_dim": [8], "seq_len": [8, 16]})
+
+
+def test_variants_with_one_name_are_followed_by_their_keys():
+    frame = rows(three())
+    names = {"softmax": "softmax, 2 heads"}
+    names |= {key: f"MGK, 2 heads ({key})" for key in ("mgk", "other")}
+    assert figures.plain_names(frame) == names
+
+
+def test_a_variant_has_the_colour_of_the_legend_where_others_have_no_values():
+    """`other` has counts, but no times."""
+    from profiling.report.ratios import ratio_table
+
+    config = three()
+    frame = rows(config, time=0.25)
+    frame.loc[frame["variant"] == "mgk", "time_median_s"] = None
+    found = figures.figures_of(config, frame, ratio_table(frame))["figure"].drawn()
+    (legend,) = found.legends
+    colours = {
+        text.get_text(): line.get_color()
+        for text, line in zip(legend.get_texts(), legend.get_lines(), strict=True)
+    }
+    assert len(set(colours.values())) == 2
+    times = found.axes[-1]
+    assert times.get_title().startswith("time")
+    lines = {line.get_color() for line in times.lines if len(line.get_xdata()) == 2}
+    assert colours["MGK, 2 heads (other)"] in lines
+    assert colours["MGK, 2 heads (mgk)"] not in lines

@@ -5,8 +5,13 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 import yaml
+from matplotlib.figure import Figure
 
 from lit_probattn.reproduce.__main__ import main
+from lit_probattn.reproduce.figures.sweeps import Panel
+from profiling.measure.rows import to_frame
+from profiling.report.page import load_results
+from profiling.sweep.config import load_sweep
 from tests.profiling.helpers import count_by_torch_alone, count_once
 from tests.support.helpers import error_of
 from tests.support.patching import check_figures
@@ -69,3 +74,26 @@ def test_a_sweep_without_a_sentence_is_refused(tmp_path):
     sweep = {**SWEEP, "report": {"title": "Tiny", "paper": ["It needs fewer."]}}
     path.write_text(yaml.safe_dump(sweep, sort_keys=False))
     assert "missing claim with `holds` for this figure" in error_of(words, main, alone=False)
+
+
+def test_variants_of_one_class_have_different_lines(tmp_path):
+    """Such as GFiSH from 2, 4 and 6 score maps in FiSH's figure 7."""
+    words = write(tmp_path, 1)
+    path = tmp_path / "tiny_figure.yaml"
+    variants = {
+        **SWEEP["variants"],
+        "hard": {"attention": {"config": "configs/attention/mgk.yaml"}},
+    }
+    content = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({**content, "variants": variants}, sort_keys=False))
+    assert main(words) == 0
+    config = load_sweep(str(path))
+    frame = to_frame(load_results(tmp_path / "runs/profiling/tiny_figure"), list(config.variants))
+    axis = Figure().add_subplot()
+    Panel("FLOPs", "macs", "grid_heads", scope="attention").draw(axis, config, frame)
+    lines = axis.get_legend().get_lines()
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == [
+        "MGK (mgk)",
+        "MGK (hard)",
+    ]
+    assert len({line.get_color() for line in lines}) == 2
