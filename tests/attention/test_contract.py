@@ -70,6 +70,18 @@ def test_every_layer_keeps_its_promises(name, check):
     CHECKS[check].run(LAYERS[name])
 
 
+@EVERY
+def test_cost_counts_keys_and_values_of_another_width(name):
+    """Per entry of the width: a multiply-add, and by the papers' rule a product and an addition."""
+    make, less = LAYERS[name], 5
+    wide, narrow = (make(key_embed_dim=width).cost(N) for width in (C, C - less))
+    saved = N * less * (make().key_proj.out_features + make().value_proj.out_features)
+    assert wide.macs - narrow.macs == saved
+    assert wide.paper_flops - narrow.paper_flops == 2 * saved
+    totals = [term.operations for term in narrow.terms if term.is_total]
+    assert totals[:2] in ([], [2 * narrow.macs, narrow.paper_flops])
+
+
 @pytest.mark.parametrize("is_causal", [False, True])
 @EVERY
 def test_sequences_without_tokens_have_no_rows(name, is_causal):

@@ -52,8 +52,9 @@ def fish(sizes: Sizes, mixing: Mixing) -> Cost:
     per_pair, once = mixing_flops(mixing, h)
     plain = mixing.mixer != "relu_sum" and list(mixing.widths[1:-1]) in ([], [h])
     break_even = break_even_head_dim(h, g, *mixing[1:]) if plain and g < h else None
+    flops = score_flops(n, c, e, g, per_pair, once, key_embed_dim=sizes.c_key)
     return Cost(
-        paper_flops=score_flops(n, c, e, g, per_pair, once) + value_flops(n, c, e_v, h),
+        paper_flops=flops + value_flops(n, c, e_v, h, sizes.c_key),
         macs=sizes.projection_macs + n * n * (g * e + mixing_macs(mixing) + h * e_v),
         num_parameters=sizes.num_parameters,
         break_even_head_dim=break_even,
@@ -68,10 +69,11 @@ def mixed_heads(sizes: Sizes, mixing: Mixing) -> Cost:
     """
     n, c, e, e_v, h = _letters(sizes)
     per_entry, _ = mixing_flops(mixing, h)
-    flops = product_flops(n, c, (sizes.heads.query + sizes.heads.key) * e)
+    flops = product_flops(n, c, sizes.heads.query * e)
+    flops += product_flops(n, sizes.c_key, sizes.heads.key * e)
     flops += n * n * h * (2 * e - 1) + n * e * per_entry
     return Cost(
-        paper_flops=flops + value_flops(n, c, e_v, h),
+        paper_flops=flops + value_flops(n, c, e_v, h, sizes.c_key),
         macs=sizes.projection_macs + n * e * mixing_macs(mixing) + n * n * h * (e + e_v),
         num_parameters=sizes.num_parameters,
     )
@@ -142,22 +144,27 @@ def score_flops(
     per_pair: int,
     once: int = 0,
     num_keys: int | None = None,
+    key_embed_dim: int | None = None,
 ) -> int:
     """Return operations up to the local scores (the table of appendix D).
 
-    NL(G(2E−1) + per_pair) + (N + L)GE(2C−1) + once, L = `num_keys` or N. MHA is G = H without
-    mixing.
+    NL(G(2E−1) + per_pair) + (N + L)GE(2C−1) + once, L = `num_keys` or N, with the width
+    `key_embed_dim` instead of C for keys. MHA is G = H without mixing.
     """
     num_keys = seq_len if num_keys is None else num_keys
     maps = seq_len * num_keys * (num_global_heads * (2 * head_dim - 1) + per_pair)
-    projected = product_flops(seq_len + num_keys, embed_dim, num_global_heads * head_dim)
+    width = num_global_heads * head_dim
+    projected = product_flops(seq_len, embed_dim, width)
+    projected += product_flops(num_keys, key_embed_dim or embed_dim, width)
     return maps + projected + once
 
 
-def value_flops(seq_len: int, embed_dim: int, value_dim: int, num_heads: int) -> int:
+def value_flops(
+    seq_len: int, embed_dim: int, value_dim: int, num_heads: int, key_embed_dim: int
+) -> int:
     """Return operations of values, weighted sums and output projection."""
     inner = num_heads * value_dim
-    projected = product_flops(seq_len, embed_dim, inner)
+    projected = product_flops(seq_len, key_embed_dim, inner)
     projected += product_flops(seq_len, inner, embed_dim)
     return projected + seq_len * inner * (2 * seq_len - 1)
 

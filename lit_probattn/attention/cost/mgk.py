@@ -193,7 +193,7 @@ def _terms(sizes: Sizes, k: int, *, shifted: bool) -> tuple[CostTerm, ...]:
     n, h, e, c = sizes.n, sizes.h, sizes.e, sizes.c
     keys = h * e * (1 if shifted else k)
     inner, width = h * e, h * e * k
-    macs = n * c * (inner + keys + inner) + n * n * h * (k * e + e) + n * inner * c
+    macs = sizes.projection_macs + n * n * h * (k * e + e)
     outputs = n * (inner + keys + inner) + k * h * n * n + h * n * e + n * c
     terms = [
         CostTerm("2 x multiply-adds of our layer", 2 * macs, True),
