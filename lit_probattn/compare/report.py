@@ -297,7 +297,7 @@ class Report:
         if base is not None and base is not ours and baseline is not None:
             printed = baseline.published.get(task.name, {}).get(name)
             reference = None if printed is None else Reference(base, printed)
-        number = Printed.rounded(published, self.table.digits(task.name, name))
+        number = Printed.rounded(published, self.table.digits(name))
         return against_printed(ours, number, self.table.published_runs, reference)
 
     def _averages(self, entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

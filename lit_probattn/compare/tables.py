@@ -189,10 +189,11 @@ class Table:
         """Return the baseline of a task."""
         return self.baselines.get(task, self.baseline)
 
-    def digits(self, task: str, metric: str) -> int:
-        """Return the number of decimals of the printed values of a column."""
-        printed = (row.published.get(task, {}).get(metric) for row in self.rows.values())
-        return max((digits_of(f"{v:.12g}") for v in printed if v is not None), default=0)
+    def digits(self, metric: str) -> int:
+        """Return the number of decimals of the printed values of a metric, on any task."""
+        values = (found for row in self.rows.values() for found in row.published.values())
+        printed = (one[metric] for one in values if metric in one)
+        return max((digits_of(f"{value:.12g}") for value in printed), default=0)
 
     def pairs(self) -> list[tuple[TaskEntry, Row]]:
         """Pairs of task and row of the table; a row without published values has all tasks."""

@@ -36,6 +36,7 @@ from lit_probattn.compare.tables import (
     read_tasks,
 )
 from lit_probattn.configs import attention_entry, compose, flatten, read_yaml
+from lit_probattn.experiments.expectations import digits_of
 from lit_probattn.reproduce import uea
 from lit_probattn.tasks.base import Task
 from tests.compare.tiny import TABLE, TASKS, write_tables
@@ -82,6 +83,18 @@ def test_every_printed_number_stands_beside_its_run(name):
                 number, split = table.tasks[task].metrics[metric].printed
                 found[task, row.method, row.heads, f"{number}_pm", split] = value
     assert found == printed(name)
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_numbers_have_the_decimals_of_their_column(name):
+    """YAML reads 110.30 as 110.3, which is not all numbers from 110.25 to 110.35."""
+    table, printed = read_table(name), [row for row in read_published() if row["table"] == name]
+    for task in table.tasks.values():
+        for metric in task.metrics.values():
+            key = {"task": task.name} | dict(zip(("metric", "split"), metric.printed, strict=True))
+            texts = [row["value"] for row in printed if key.items() <= row.items()]
+            if any(metric.name in row.published.get(task.name, {}) for row in table.rows.values()):
+                assert table.digits(metric.name) == max(map(digits_of, texts))
 
 
 LOW_RANK = [name for name in FITS if name.startswith("low_rank")]
