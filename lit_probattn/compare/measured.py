@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from lit_probattn.analysis.studies.curves import by_step, read_run
 from lit_probattn.attention import recorded_choices
-from lit_probattn.compare.model import build_task, counts, make_inputs, training_step
+from lit_probattn.compare.model import build_task, counts, loss_unit, make_inputs, training_step
 from lit_probattn.compare.protocol import differing, setting
 from lit_probattn.compare.report import Report
 from lit_probattn.compare.runs import Run
@@ -202,6 +202,7 @@ class MeasuredReport(Report):
         figure, panes = panels(len(parts), 2, 4.5, 3.6)
         for pane, (task, by_label) in zip(panes, parts, strict=True):
             colours, dashed = palette_of(by_label), ""
+            of_loss = loss_unit(next(iter(by_label.values()))[0][0].config)
             for label, found in by_label.items():
                 style: dict[str, Any] = {"color": colours[label]}
                 logs = [log for _, log in found]
@@ -217,7 +218,7 @@ class MeasuredReport(Report):
                     dashed = " (dashed: test)"
             unit = ", %" if "accuracy" in monitor else ""
             name = f"validation {monitor.removeprefix('val/')}{dashed}"
-            pane[0].set(xlabel="optimiser step", ylabel="training loss, nats")
+            pane[0].set(xlabel="optimiser step", ylabel=f"training loss, {of_loss}")
             pane[1].set(xlabel="optimiser step", ylabel=f"{name}{unit}")
             title = task if len(by_task) > 1 else None
             handles, names = pane[0].get_legend_handles_labels()

@@ -39,6 +39,12 @@ from lit_probattn.tasks.base import Task
 PAIR_LEN = 32
 
 
+def loss_unit(config: Mapping[str, Any]) -> str:
+    """Return the unit of the loss of a configuration's task."""
+    unit: str = getattr(class_of(config["model"]["class_path"]), "loss_unit", Task.loss_unit)
+    return unit
+
+
 def missing_data(data: DataModule) -> str | None:
     """Return the missing files and how to get them; None if the data exist or are generated."""
     if getattr(data, "source", None) == "generated":

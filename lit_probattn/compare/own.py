@@ -30,6 +30,7 @@ from lit_probattn.base.errors import ConfigError, DataError, nearest, reports
 from lit_probattn.compare.command import protocol_of, run
 from lit_probattn.compare.flags import add_flags
 from lit_probattn.compare.measured import MeasuredReport
+from lit_probattn.compare.model import loss_unit
 from lit_probattn.compare.protocol import (
     ATTENTION,
     ENTRY,
@@ -196,7 +197,7 @@ def _metrics(config: str, names: Sequence[str]) -> dict[str, Metric]:
         key = given.removeprefix("test/")
         name = key.removesuffix("_*")
         percent = name.startswith("accuracy")
-        unit = "%" if percent else "nats" if name.endswith("loss") else "as logged"
+        unit = "%" if percent else loss_unit(content) if name.endswith("loss") else "as logged"
         found[name] = Metric(
             name,
             "test",

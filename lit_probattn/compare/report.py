@@ -23,7 +23,7 @@ from lit_probattn.compare.protocol import (
 from lit_probattn.compare.runner import minutes_of
 from lit_probattn.compare.runs import Run
 from lit_probattn.compare.scores import scores_figure
-from lit_probattn.compare.tables import AVERAGE, Metric, Row, Table, TaskEntry
+from lit_probattn.compare.tables import AVERAGE, Metric, Row, Table, TaskEntry, decimals_of
 from lit_probattn.compare.trends import Agreement, agreements, trend_lines, trends_figure
 from lit_probattn.configs import different_keys
 from lit_probattn.experiments.expectations import (
@@ -165,7 +165,8 @@ class Report:
             return ""
         first = told[(told[["task", "metric"]] == told.iloc[0][["task", "metric"]]).all(axis=1)]
         named = [
-            f"{e['method']} {e['mean']:.2f}" for e in first.head(_MOST_NAMED).to_dict("records")
+            f"{e['method']} {e['mean']:.{decimals_of(e['unit'])}f}"
+            for e in first.head(_MOST_NAMED).to_dict("records")
         ]
         more = f"; and {len(first) - _MOST_NAMED} more" if len(first) > _MOST_NAMED else ""
         entry = first.iloc[0]
@@ -237,7 +238,9 @@ class Report:
             self._entry(task, self.table.rows[name], metric, sample, runs[name], base)
             | {
                 "flop_ratio": runs[name][macs].iloc[0] / base_macs if base_macs else None,
-                "difference_from_baseline": "" if base is None else beside(sample, base),
+                "difference_from_baseline": ""
+                if base is None
+                else beside(sample, base, decimals_of(metric.unit)),
             }
             for name, sample in samples.items()
         ]
@@ -330,7 +333,8 @@ class Report:
         has_published = self.summary["published"].notna().any()
         entries: list[dict[str, Any]] = cast(Any, self.summary.to_dict("records"))
         for entry in entries:
-            spread = f" ± {entry['std']:.2f}" if pd.notna(entry["std"]) else ""
+            digits = decimals_of(entry["unit"])
+            spread = f" ± {entry['std']:.{digits}f}" if pd.notna(entry["std"]) else ""
             known = pd.notna(entry["published_spread"])
             printed_spread = f" ± {entry['published_spread']:.2f}" if known else ""
             published = {
@@ -344,7 +348,7 @@ class Report:
                     "method": entry["method"],
                     "metric": f"{entry['metric']}, {entry['unit']}",
                     "seeds": entry["num_seeds"],
-                    "reproduced": f"{entry['mean']:.2f}{spread}",
+                    "reproduced": f"{entry['mean']:.{digits}f}{spread}",
                     **(published if has_published else {}),
                     "ours − baseline": entry["difference_from_baseline"],
                     "parameters": _number(entry["num_parameters"], ","),
@@ -599,12 +603,17 @@ def _refuse_other_data(results: Sequence[tuple[Run, dict[str, Any]]]) -> None:
             )
 
 
-def beside(ours: Sample, base: Sample) -> str:
-    """Return the difference of a row from the baseline; * marks significant ones."""
+def beside(ours: Sample, base: Sample, digits: int = 2) -> str:
+    """Return the difference of a row from the baseline; * marks significant ones.
+
+    Args:
+        digits: number of decimals.
+    """
     if ours is base:
         return "baseline"
     found = difference(ours, base)
-    return f"{found}{' ' * bool(found.how)}{found.how}{' *' if found.direction else ''}"
+    how = " " * bool(found.how) + found.how
+    return f"{found.text(digits)}{how}{' *' if found.direction else ''}"
 
 
 def _number(value: float | None, form: str) -> str:

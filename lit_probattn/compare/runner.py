@@ -12,6 +12,7 @@ from lit_probattn.base.errors import ChildError
 from lit_probattn.base.provenance import shown_command
 from lit_probattn.compare.results import keep_result
 from lit_probattn.compare.runs import Run
+from lit_probattn.compare.tables import decimals_of
 from lit_probattn.experiments.runner import Command, Job, Outcome, Runner, Work
 from lit_probattn.training.checkpoints import newest_good_checkpoint, step_of
 from lit_probattn.training.logs import FILE_NAME as METRICS
@@ -98,7 +99,9 @@ class RunJob(Job):
         values |= {m.name: m.value(counted) for m in every if m.command == "count"}
         found = run_result(run, version, values, report, seconds) | counted
         result = keep_result(run.result_path, found)
-        numbers = ", ".join(f"{k} {v:.2f}" for k, v in result["values"].items())
+        digits = {name: decimals_of(one.unit) for name, one in run.task.metrics.items()}
+        values = result["values"]
+        numbers = ", ".join(f"{k} {v:.{digits.get(k, 2)}f}" for k, v in values.items())
         return f"{numbers}; {minutes_of(result)} minutes"
 
     def _command(self, arguments: list[str]) -> Generator[Command, int, None]:

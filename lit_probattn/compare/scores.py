@@ -12,7 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lit_probattn.analysis.drawing import label_rows, score_limits, tiles
+from lit_probattn.compare.tables import decimals_of
 from lit_probattn.records.figures import PUBLISHED, ReportFigure, palette_of, readable
+from lit_probattn.records.tables import span
 
 _MOST_PANELS = 4  # in one row
 _MOST_NAMED = 2  # rows in a claim
@@ -69,8 +71,8 @@ def claim_of(summary: pd.DataFrame) -> str:
     beside_base = summary[~summary["difference_from_baseline"].isin(["", "baseline"])]
     if summary["num_seeds"].max() < 2 or beside_base.empty:
         part = summary[(summary["task"] == first["task"]) & (summary["metric"] == first["metric"])]
-        ends = dict.fromkeys(f"{x:.1f}" for x in (part["mean"].min(), part["mean"].max()))
-        return f"{about}: {' to '.join(ends)}, {first['num_seeds']} seed per row"
+        digits = decimals_of(first["unit"]) - 1
+        return f"{about}: {span(part['mean'], f'.{digits}f')}, {first['num_seeds']} seed per row"
     marked = beside_base[beside_base["difference_from_baseline"].str.endswith("*")]
     base = summary[summary["difference_from_baseline"] == "baseline"]["method"].unique()
     against = " and ".join(map(str, base))

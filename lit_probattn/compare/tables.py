@@ -17,6 +17,7 @@ from lit_probattn.experiments.expectations import digits_of
 FOLDER = Path("configs/reproduce")
 # Name of the column with the mean over the tasks.
 AVERAGE = "average"
+_OF_LOSSES = ("nats", "squared error")
 
 Record = TypeVar("Record")
 Kind = Literal[
@@ -371,6 +372,11 @@ def _row(where: str, name: str, part: Mapping[str, Any], tasks: Mapping[str, Tas
             value = {next(iter(first.metrics)): value}
         published[task] = {key: float(number) for key, number in value.items()}
     return record(Row, where, {**part, "published": published}, name=name)
+
+
+def decimals_of(unit: str) -> int:
+    """Return the decimals of a score in reports: losses, which are small, have four."""
+    return 4 if unit in _OF_LOSSES else 2
 
 
 class Part(dict[str, Any]):

@@ -252,6 +252,8 @@ class Task(pl.LightningModule):
     model: nn.Module
     # Patterns of the scores that evaluations log, without the split; empty if unknown.
     logged: ClassVar[tuple[str, ...]] = ()
+    # Unit of the loss in reports.
+    loss_unit: ClassVar[str] = "nats"
     # Numbers that an evaluation sums over the rows of a split.
     num_sums: ClassVar[int] = 0
     # Task-specific parts of the model, which initial weights may lack.

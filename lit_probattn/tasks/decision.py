@@ -68,6 +68,7 @@ class DecisionMaking(CountedTask):
     """
 
     logged: ClassVar[tuple[str, ...]] = ("loss", "steps", *_SCORES)
+    loss_unit: ClassVar[str] = "squared error"
     num_sums = 2  # squared errors, steps
 
     model: DecisionTransformer

@@ -138,6 +138,12 @@ def test_a_language_model_is_compared_by_what_selects_its_checkpoints():
     assert [(m.key, m.unit) for m in task.metrics.values()] == [("test/loss", "nats")]
 
 
+@pytest.mark.parametrize(("task", "unit"), [("d4rl", "squared error"), ("uea", "nats")])
+def test_losses_have_the_unit_of_their_task(task, unit):
+    (entry,) = make_table([task], ["softmax"]).tasks.values()
+    assert [(m.key, m.unit) for m in entry.metrics.values()] == [("test/loss", unit)]
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

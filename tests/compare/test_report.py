@@ -159,6 +159,20 @@ def test_rows_of_one_seed_have_their_range_as_claim(means, range_):
     assert claim_of(pd.DataFrame(rows)) == f"t, test, %: {range_}, 1 seed per row"
 
 
+def test_losses_have_four_decimals(tmp_path):
+    """Squared errors of actions differ by less than a hundredth."""
+    table, runs = tiny_runs(tmp_path, ["softmax_2", "mgk_1"])
+    (task,) = (one for one in table.tasks.values() if one.name == "listops")
+    loss = replace(task, metrics={"test": replace(task.metrics["test"], unit="squared error")})
+    runs = [replace(run, task=loss) for run in runs if run.task.name == "listops"]
+    for run in runs:
+        keep(run, (0.0312 if run.row.name == "mgk_1" else 0.0345) + 1e-4 * run.seed)
+    report, text, _ = report_of(tmp_path, replace(table, tasks={"listops": loss}), runs)
+    assert "| 0.0349 ± 0.0001 |" in text
+    assert "| -0.0033 [-0.0033, -0.0033] paired * |" in text
+    assert "0.0349;" in report.finding()
+
+
 def test_average_needs_all_tasks(tmp_path):
     table, runs = tiny_runs(tmp_path, [])
     for run in runs:
