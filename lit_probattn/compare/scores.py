@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from lit_probattn.analysis.drawing import label_rows, score_limits, tiles
 from lit_probattn.compare.tables import decimals_of
+from lit_probattn.experiments.expectations import NO_INTERVAL
 from lit_probattn.records.figures import PUBLISHED, ReportFigure, palette_of, readable
 from lit_probattn.records.tables import span
 
@@ -69,10 +70,15 @@ def claim_of(summary: pd.DataFrame) -> str:
     first = summary.iloc[0]
     about = f"{first['task']}, {first['metric']}, {first['unit']}"
     beside_base = summary[~summary["difference_from_baseline"].isin(["", "baseline"])]
+    beside_base = beside_base[~beside_base["difference_from_baseline"].str.endswith(NO_INTERVAL)]
     if summary["num_seeds"].max() < 2 or beside_base.empty:
         part = summary[(summary["task"] == first["task"]) & (summary["metric"] == first["metric"])]
         digits = decimals_of(first["unit"]) - 1
-        return f"{about}: {span(part['mean'], f'.{digits}f')}, {first['num_seeds']} seed per row"
+        seeds = span(part["num_seeds"], "d")
+        return (
+            f"{about}: {span(part['mean'], f'.{digits}f')}, {seeds} "
+            f"seed{'' if seeds == '1' else 's'} per row"
+        )
     marked = beside_base[beside_base["difference_from_baseline"].str.endswith("*")]
     base = summary[summary["difference_from_baseline"] == "baseline"]["method"].unique()
     against = " and ".join(map(str, base))

@@ -51,6 +51,7 @@ LEGEND = (
 )
 MISSING = "models that the claim requires are missing"
 LEVEL = 0.95
+NO_INTERVAL = "(no interval)"  # after a value
 _IDENTICAL = 1e-6  # relative difference between two runs of one model
 
 
@@ -196,7 +197,7 @@ class Estimate:
     def text(self, digits: int = 2, sign: Literal["+", ""] = "+") -> str:
         """Return value and interval with this number of decimals; "" omits plus signs."""
         told, low, high = (f"{x:{sign}.{digits}f}" for x in (self.value, self.low, self.high))
-        return f"{told} [{low}, {high}]" if self.is_known else f"{told} (no interval)"
+        return f"{told} [{low}, {high}]" if self.is_known else f"{told} {NO_INTERVAL}"
 
     def __str__(self) -> str:
         return self.text()

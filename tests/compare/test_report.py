@@ -159,6 +159,17 @@ def test_rows_of_one_seed_have_their_range_as_claim(means, range_):
     assert claim_of(pd.DataFrame(rows)) == f"t, test, %: {range_}, 1 seed per row"
 
 
+def test_rows_of_several_seeds_without_intervals_have_their_range_as_claim():
+    """The baseline has two seeds, the other row one of others: their difference is unknown."""
+    given = {"task": "t", "metric": "test", "unit": "%", "method": "m"}
+    rows = [
+        {**given, "row": "a", "mean": 30.0, "num_seeds": 2, "difference_from_baseline": "baseline"},
+        {**given, "row": "b", "mean": 31.0, "num_seeds": 1}
+        | {"difference_from_baseline": "+1.00 (no interval)"},
+    ]
+    assert claim_of(pd.DataFrame(rows)) == "t, test, %: 30.0 to 31.0, 1 to 2 seeds per row"
+
+
 def test_losses_have_four_decimals(tmp_path):
     """Squared errors of actions differ by less than a hundredth."""
     table, runs = tiny_runs(tmp_path, ["softmax_2", "mgk_1"])
