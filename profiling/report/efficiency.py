@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,9 @@ def efficiency_lines(folder: Path, reports: Mapping[Path, Mapping[str, Any]]) ->
         reports: content of `report.json` by report folder.
     """
     found = {path: data for path, data in reports.items() if (path / RATIOS).is_file()}
-    counts = _counted(folder, found)
-    times = [row for path in found for row in _timed(folder, path, reports[path]["made"])]
+    counts, tops = _counted(folder, found)
+    timed = [one for path in found for one in _timed(folder, path, reports[path]["made"])]
+    times, highs = [row for row, _ in timed], _largest((_step(row), high) for row, high in timed)
     kernels: dict[str, tuple[float, float]] = {}
     for path in reports:
         for name, (low, high) in _kernels(path).items():
@@ -37,7 +38,7 @@ def efficiency_lines(folder: Path, reports: Mapping[Path, Mapping[str, Any]]) ->
         return []
     lines = ["## The efficiency claim", ""]
     lines += ["All values are relative to the baseline; below 1 is cheaper.", ""]
-    lines += _summary(counts, times, kernels)
+    lines += _summary(tops, highs, kernels)
     if counts:
         lines += ["", "Counted for one forward pass, range of the ratios over the grids:", ""]
         lines += markdown_lines(pd.DataFrame(counts))
@@ -47,8 +48,13 @@ def efficiency_lines(folder: Path, reports: Mapping[Path, Mapping[str, Any]]) ->
     return lines
 
 
-def _counted(folder: Path, found: Mapping[Path, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a row per variant and baseline with the ranges over the grids of all sweeps."""
+def _counted(
+    folder: Path, found: Mapping[Path, Mapping[str, Any]]
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Return a row per variant and baseline with the ranges over the grids of all sweeps.
+
+    Also the largest ratio of multiply-adds in the attention layer, by variant.
+    """
     parts = []
     for path, data in found.items():
         variants = data["about"].get("variants") if isinstance(data["about"], dict) else None
@@ -62,9 +68,12 @@ def _counted(folder: Path, found: Mapping[Path, Mapping[str, Any]]) -> list[dict
             table[column] = table[column].map(names)
         parts.append(table.assign(report=path.relative_to(folder).as_posix()))
     if not parts:
-        return []
+        return [], {}
     rows = []
     every = pd.concat(parts)
+    layers = every[(every["metric"] == "macs") & (every["scope"] == "attention")]
+    layers = layers.dropna(subset="ratio_measured")
+    tops = _largest(zip(layers["variant"], layers["ratio_measured"], strict=True))
     for (variant, baseline), part in every.groupby(["variant", "baseline"], sort=False):
         row: dict[str, Any] = {"variant": variant, "baseline": baseline}
         for metric, quantity in _QUANTITIES.items():
@@ -75,11 +84,28 @@ def _counted(folder: Path, found: Mapping[Path, Mapping[str, Any]]) -> list[dict
         row["tokens"] = _range(part["seq_len"], "{:.0f}")
         row["reports"] = ", ".join(part["report"].unique())
         rows.append(row)
-    return rows
+    return rows, tops
 
 
-def _timed(folder: Path, report: Path, made: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return a row per variant whose training step was timed against softmax attention."""
+def _largest(numbers: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Return the largest number of each name."""
+    found: dict[str, float] = {}
+    for name, number in numbers:
+        found[name] = max(float(number), found.get(name, float(number)))
+    return found
+
+
+def _step(row: Mapping[str, Any]) -> str:
+    return f"{row['variant']} with dropout {row['attention dropout']}"
+
+
+def _timed(
+    folder: Path, report: Path, made: Mapping[str, str]
+) -> list[tuple[dict[str, Any], float]]:
+    """Return a row per variant whose training step was timed against softmax attention.
+
+    With each row, the 80 % quantile of its ratio.
+    """
     table = pd.read_csv(report / RATIOS)
     if not {"time_over_softmax", _DROPOUT} <= set(table):
         return []
@@ -87,14 +113,17 @@ def _timed(folder: Path, report: Path, made: Mapping[str, str]) -> list[dict[str
         return []  # of a GPU (see `device_name`), or of the forward pass
     table = table[(table["form"] == "package") & ~table["variant"].str.startswith("softmax")]
     return [
-        {
-            "variant": row["variant"],
-            "baseline": "softmax, 8 heads",
-            "attention dropout": f"{row[_DROPOUT]:g}",
-            "time": f"{row['time_over_softmax']:.2f} "
-            f"[{row['time_over_softmax_p20']:.2f}, {row['time_over_softmax_p80']:.2f}]",
-            "report": report.relative_to(folder).as_posix(),
-        }
+        (
+            {
+                "variant": row["variant"],
+                "baseline": "softmax, 8 heads",
+                "attention dropout": f"{row[_DROPOUT]:g}",
+                "time": f"{row['time_over_softmax']:.2f} "
+                f"[{row['time_over_softmax_p20']:.2f}, {row['time_over_softmax_p80']:.2f}]",
+                "report": report.relative_to(folder).as_posix(),
+            },
+            float(row["time_over_softmax_p80"]),
+        )
         for _, row in table.iterrows()
     ]
 
@@ -122,18 +151,19 @@ def _range(values: pd.Series, form: str) -> str | None:
 
 
 def _summary(
-    counts: list[dict[str, Any]],
-    times: list[dict[str, Any]],
+    tops: Mapping[str, float],
+    highs: Mapping[str, float],
     kernels: Mapping[str, tuple[float, float]],
 ) -> list[str]:
-    """Return a sentence each on counts, times on a CPU and on a GPU, and the baseline to beat."""
+    """Return a sentence each on counts, times on a CPU and on a GPU, and the baseline to beat.
+
+    Args:
+        tops: largest ratio of multiply-adds, by variant.
+        highs: largest 80 % quantile of the ratio of a step's time, by variant and dropout.
+        kernels: smallest and largest ratio of a kernel's time, by variant.
+    """
     lines = []
-    if counts:
-        tops: dict[str, float] = {}
-        for row in counts:
-            if top := row["multiply-adds, attention layer"]:
-                name = row["variant"]
-                tops[name] = max(float(top.split(" – ")[-1]), tops.get(name, 0.0))
+    if tops:
         above = [name for name, top in tops.items() if top >= 1]
         exceptions = f"; not {', '.join(above)}" if above else ""
         cheaper = len(tops) - len(above)
@@ -141,12 +171,7 @@ def _summary(
             f"- **Operations: {_held(cheaper, len(tops))}.** {cheaper} of {len(tops)} variants "
             f"need fewer multiply-adds in the attention layer at every counted point{exceptions}."
         )
-    if times:
-        highs: dict[str, float] = {}
-        for row in times:
-            name = f"{row['variant']} with dropout {row['attention dropout']}"
-            high = float(row["time"].rstrip("]").split(", ")[1])
-            highs[name] = max(high, highs.get(name, 0.0))
+    if highs:
         shorter = [name for name, high in highs.items() if high < 1]
         which = f": {', '.join(shorter)}" if shorter else ""
         lines.append(
