@@ -250,10 +250,12 @@ class SweepTable(SweepFigure):
             )
         ours = ", ".join(sorted(set(self.frame.loc[self.frame[_TIME].notna(), "device_name"])))
         bases = " or ".join(dict.fromkeys(names[base] for base in known["baseline"]))
+        is_judged = {*self.table["verdict"], *known["ratio_verdict"]} != {"inconclusive"}
+        devices = "" if is_judged else "The devices differ, so the comparison is inconclusive. "
         caption = (
             f"Ratios to {bases}; below 1 is cheaper. Diamonds: published, one value each, on "
-            f"{self.part['device']}; dots: reproduced, on {ours or 'no device'}. The devices "
-            "differ, so the comparison is inconclusive. Dots are medians with the 20 % and 80 % "
+            f"{self.part['device']}; dots: reproduced, on {ours or 'no device'}. {devices}"
+            "Dots are medians with the 20 % and 80 % "
             "quantiles of repeated measurements as error bars; peak memory does not vary."
         )
         return ReportFigure(". ".join(told), caption, self.drawn)

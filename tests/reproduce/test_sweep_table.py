@@ -125,9 +125,13 @@ def test_absolute_numbers_are_judged_on_the_papers_device(measured, tmp_path):
     spread = {"time_p20_s": 0.3569, "time_p80_s": 0.358}
     before = (folder / "runs/profiling/tiny_table/rows.jsonl").read_text(encoding="utf-8")
     try:
-        table = rewritten(folder, **change, **spread).table.set_index(["number", "variant"])
+        other = rewritten(folder, **change, **spread)
+        table = other.table.set_index(["number", "variant"])
     finally:
         (folder / "runs/profiling/tiny_table/rows.jsonl").write_text(before)
+    told = "The devices differ, so the comparison is inconclusive."
+    assert told not in other.printed_figure().caption
+    assert told in rewritten(folder).printed_figure().caption
     assert table.loc[("seconds", "softmax"), "verdict"] == "agrees"
     assert table.loc[("seconds", "mgk"), "verdict"] == "differs"
     assert table.loc[("seconds", "mgk"), "ratio_verdict"] == "inconclusive"  # 1.00, printed 0.78
