@@ -139,6 +139,14 @@ def test_sentences_follow_the_numbers():
     assert "correlation" not in findings(table((100.0, 5.0)))
 
 
+def test_one_episode_has_no_deviation():
+    known: EvaluationFacts = facts(env_name="Hopper")
+    alone = means(pd.DataFrame([{"target": 5.0, "return": 7.0, "length": 3}]), known)
+    assert alone["std"].isna().all()
+    names = draw(alone, known, "Hopper-v5").axes[0].get_legend_handles_labels()[1]
+    assert "policy, one episode each" in names
+
+
 def test_the_picture_shows_references_that_fit():
     known: EvaluationFacts = facts(env_name="Hopper")
     axis = draw(table((100.0, 110.0), (200.0, 190.0)), known, "Hopper-v5", 150.0).axes[0]

@@ -224,12 +224,12 @@ def compared(together: Episode, alone: Episode) -> dict[str, float]:
 
 
 def means(rows: pd.DataFrame, facts: EvaluationFacts) -> pd.DataFrame:
-    """Return mean, deviation and score of each target."""
+    """Return mean, deviation and score of each target; one episode has no deviation."""
     groups = rows.groupby("target")
     table = pd.DataFrame(
         {
             "return": groups["return"].mean(),
-            "std": groups["return"].std(ddof=1).fillna(0.0),
+            "std": groups["return"].std(ddof=1),
             "length": groups["length"].mean(),
             "episodes": groups["return"].size(),
         }
@@ -276,9 +276,9 @@ def draw(
     low = min(target.min(), mean.min())
     high = max(target.max(), mean.max())
     axis.plot([low, high], [low, high], color="0.5", lw=1.0, ls="--", label="return = target")
-    axis.errorbar(
-        target, mean, table["std"], color=BLUE, marker="o", ms=4, capsize=3, label="policy, ± std"
-    )
+    spread = table["std"] if table["std"].notna().any() else None
+    words = "policy, one episode each" if spread is None else "policy, ± std"
+    axis.errorbar(target, mean, spread, color=BLUE, marker="o", ms=4, capsize=3, label=words)
     for value, name, colour in zip(
         facts.reference_returns, ("random", "expert"), ("0.7", "0.3"), strict=True
     ):
