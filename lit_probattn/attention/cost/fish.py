@@ -42,20 +42,26 @@ class Mixing(NamedTuple):
 # ---- layers -------------------------------------------------------------------------------------
 
 
-def fish(sizes: Sizes, mixing: Mixing) -> Cost:
+def fish(sizes: Sizes, mixing: Mixing, *, draws_noise: bool = True) -> Cost:
     """Return the cost of FiSH, MiSH or GFiSH: scores by appendix D, values, output projection.
 
     The break-even head size is returned for the mixings in appendix D; projections always cost
     less.
+
+    Args:
+        sizes: sizes of layer and sequence.
+        mixing: the mixing, with its kind of noise, which the paper's operations include.
+        draws_noise: whether the counted call draws it.
     """
     n, c, e, e_v, h, g = *_letters(sizes), mixing.widths[0]
     per_pair, once = mixing_flops(mixing, h)
     plain = mixing.mixer != "relu_sum" and list(mixing.widths[1:-1]) in ([], [h])
     break_even = break_even_head_dim(h, g, *mixing[1:]) if plain and g < h else None
     flops = score_flops(n, c, e, g, per_pair, once, key_embed_dim=sizes.c_key)
+    run = mixing if draws_noise else mixing._replace(noise="none")
     return Cost(
         paper_flops=flops + value_flops(n, c, e_v, h, sizes.c_key),
-        macs=sizes.projection_macs + n * n * (g * e + mixing_macs(mixing) + h * e_v),
+        macs=sizes.projection_macs + n * n * (g * e + mixing_macs(run) + h * e_v),
         num_parameters=sizes.num_parameters,
         break_even_head_dim=break_even,
     )

@@ -187,12 +187,13 @@ class FiSHAttention(Attention):
         return replace(super().head_layout(), query=query, key=key, value=h)
 
     def cost(self, seq_len: int) -> Cost:
-        """Return the cost by FiSH appendix D."""
+        """Return the cost by FiSH appendix D; multiply-adds are those of the current mode."""
         sizes, mixing = self.sizes(seq_len), self.core.mixing
         kind = Mixing(mixing.widths, mixing.mixer, self.mixing_bias)
         if isinstance(self.core, HeadMixingCore):
             return mixed_heads(sizes, kind)
-        return fish(sizes, kind._replace(noise=self.core.noise_kind))
+        kind = kind._replace(noise=self.core.noise_kind)
+        return fish(sizes, kind, draws_noise=self.core.draws_noise)
 
     def extra_repr(self) -> str:
         """Return the sizes for `repr`."""

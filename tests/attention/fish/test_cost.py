@@ -140,8 +140,12 @@ def test_parameters_of_the_language_model(m, noise, mixing, expected):
         {"mixer": "relu_sum"},
     ],
 )
-def test_macs_equal_the_counter(options, noise):
-    layer = fish(noise=noise, value_head_dim=3, backend="reference", **options)
+@pytest.mark.parametrize("mode", ["train", "eval", "noise at eval"])
+def test_macs_equal_the_counter(options, noise, mode):
+    """The form that is written out has other products without noise, also at evaluation."""
+    drawn = {"noise_at_eval": True} if mode == "noise at eval" and noise != "none" else {}
+    layer = fish(noise=noise, value_head_dim=3, backend="reference", **options, **drawn)
+    layer.train(mode == "train")
     with FlopCounterMode(display=False) as counter:
         layer(torch.randn(1, 13, EMBED))
     assert layer.cost(13).macs == counter.get_total_flops() // 2
