@@ -103,7 +103,7 @@ def figures_of(
     if ratios_drawn and varying:
         parts = _quantities(config, ratios, varying)
         if parts:
-            found["figure"] = ratio_figure(parts, names)
+            found["figure"] = ratio_figure(parts, names, sorted(frame["batch_size"].unique()))
     together = _operations_and_time(config, frame)
     if len(together):
         found["operations_and_time"] = together_figure(together, names)
@@ -118,7 +118,8 @@ def _quantities(
 ) -> dict[Quantity, pd.DataFrame]:
     """Return the ratios of each quantity in the paper's sentences; without sentences, of all.
 
-    A training step with the same ratios of counts as the forward pass is not drawn.
+    A training step with the same ratios of counts as the forward pass is not drawn; of several
+    batch sizes, the smallest one is.
     """
     known = ratios[ratios["metric"].isin(_DRAWN) & ratios["ratio_measured"].notna()]
     claims = [claim for sentence in config.sentences for claim in sentence.holds]
@@ -137,6 +138,7 @@ def _quantities(
             if part.empty:
                 continue
             part = part[part["backend"] == part.groupby("variant")["backend"].transform("first")]
+            part = part[part["batch_size"] == part["batch_size"].min()]
             quantity = Quantity(metric, scope, mode)
             axis = _axis(quantity, varying)
             keys = ["variant", "embed_dim", "grid_heads"]
@@ -169,8 +171,18 @@ def _is_grid(quantity: Quantity, part: pd.DataFrame) -> bool:
     return not quantity.is_size and min(part[c].nunique() for c in ("embed_dim", "seq_len")) > 1
 
 
-def ratio_figure(parts: Mapping[Quantity, pd.DataFrame], names: Mapping[str, str]) -> ReportFigure:
-    """Return the figure of the ratios of several quantities."""
+def ratio_figure(
+    parts: Mapping[Quantity, pd.DataFrame],
+    names: Mapping[str, str],
+    batch_sizes: Sequence[int] = (),
+) -> ReportFigure:
+    """Return the figure of the ratios of several quantities.
+
+    Args:
+        parts: ratios by quantity.
+        names: names of the variants.
+        batch_sizes: batch sizes of the sweep, of which the smallest one is drawn.
+    """
     found = {found_by(q.metric, "measured") for q in parts}
     first, table = next(iter(parts.items()))
     points = sum(len(part) for part in parts.values())
@@ -191,6 +203,9 @@ def ratio_figure(parts: Mapping[Quantity, pd.DataFrame], names: Mapping[str, str
             else "counts and peak memory do not vary between repetitions."
         )
     )
+    if len(batch_sizes) > 1:
+        least, *others = batch_sizes
+        caption += f" Batch size {least}; the tables also have {', '.join(map(str, others))}."
     return ReportFigure(claim_of(first, table, names), caption, partial(_draw_ratios, parts, names))
 
 
@@ -209,14 +224,16 @@ def claim_of(quantity: Quantity, part: pd.DataFrame, names: Mapping[str, str]) -
 
 
 def _draw_ratios(parts: Mapping[Quantity, pd.DataFrame], names: Mapping[str, str]) -> Figure:
-    """Draw heat maps over width and length, one per variant, or lines over one axis."""
+    """Draw heat maps over width and length, one per variant and heads, or lines over one axis."""
     drawn: list[Callable[[Axes], Any]] = []
     palette = palette_of(names[v] for part in parts.values() for v in part["variant"])
     for quantity, part in parts.items():
         if _is_grid(quantity, part):
-            for variant in dict.fromkeys(part["variant"]):
-                one = part[part["variant"] == variant]
-                drawn.append(partial(heat_map, quantity, one, names))
+            for _, one in part.groupby(["variant", "grid_heads"], sort=False, dropna=False):
+                heads = ""
+                if part["grid_heads"].nunique() > 1:
+                    heads = f", {LETTERS['grid_heads']} = {int(one['grid_heads'].iloc[0])}"
+                drawn.append(partial(heat_map, quantity, one, names, heads))
         else:
             drawn.append(partial(ratio_lines, quantity, part, names, palette))
     figure, axes = tiles(
@@ -236,16 +253,19 @@ def _draw_ratios(parts: Mapping[Quantity, pd.DataFrame], names: Mapping[str, str
 
 
 def heat_map(
-    quantity: Quantity, part: pd.DataFrame, names: Mapping[str, str], axis: Axes
+    quantity: Quantity, part: pd.DataFrame, names: Mapping[str, str], heads: str, axis: Axes
 ) -> object:
-    """Draw the ratio of a variant over width and length; return the image."""
+    """Draw the ratio of a variant over width and length; return the image.
+
+    `heads` follows the name of the variant in the title.
+    """
     grid = part.pivot_table(index="embed_dim", columns="seq_len", values="ratio_measured")
     style: dict[str, Any] = {"fmt": ".2f", "annot_kws": {"fontsize": 8}, "linewidths": 0.5}
     seaborn.heatmap(grid, ax=axis, annot=True, cbar=False, **style, **ratio_colours())
     axis.invert_yaxis()
     axis.tick_params(rotation=0)
     axis.set(xlabel=AXES["seq_len"], ylabel="model width D")
-    axis.set_title(f"{names[str(part['variant'].iloc[0])]}\n{quantity.words}")
+    axis.set_title(f"{names[str(part['variant'].iloc[0])]}{heads}\n{quantity.words}")
     return axis.collections[0]
 
 

@@ -47,6 +47,31 @@ def test_colours_of_ratios_are_centred_on_one_whatever_else_is_there(largest):
 
 
 @pytest.mark.parametrize("widths", [(64, 128), (64,)], ids=["heat maps", "lines"])
+def test_a_panel_has_one_batch_size(widths):
+    """Not the mean over batch sizes, which nobody measured."""
+    parts = [
+        ratios({8: ratio, 16: ratio}, widths=widths).assign(batch_size=size)
+        for size, ratio in ((1, 0.9), (32, 0.5))
+    ]
+    found = figures._quantities(sweep(), pd.concat(parts), ["embed_dim", "seq_len"])
+    (table,) = found.values()
+    assert set(table["ratio_measured"]) == {0.9}
+    one = figures.ratio_figure(found, NAMES, [1, 32])
+    assert one.caption.endswith("Batch size 1; the tables also have 32.")
+
+
+def test_each_number_of_heads_has_its_own_heat_map():
+    parts = [
+        ratios({8: ratio, 16: ratio}).assign(grid_heads=heads)
+        for heads, ratio in ((4, 0.9), (8, 0.5))
+    ]
+    first, second, _ = drawn(pd.concat(parts)).axes
+    assert first.get_title().startswith("FiSH, 8 heads from 2 score maps, heads = 4\n")
+    assert {text.get_text() for text in first.texts} == {"0.90"}
+    assert {text.get_text() for text in second.texts} == {"0.50"}
+
+
+@pytest.mark.parametrize("widths", [(64, 128), (64,)], ids=["heat maps", "lines"])
 def test_titles_are_as_narrow_as_their_panels(widths):
     names = ("macs", "memory_bytes", "peak_memory_bytes")
     parts = {
