@@ -333,9 +333,10 @@ def _operations_and_time(config: SweepConfig, frame: pd.DataFrame) -> pd.DataFra
     counts, times = tables
     if counts.empty or times.empty:
         return pd.DataFrame()
-    keys = ["variant", "embed_dim", "seq_len", "grid_heads", "batch_size", "mode", "scope"]
+    place = ["variant", "embed_dim", "seq_len", "grid_heads", "batch_size", "mode", "scope"]
+    keys = [*place, "backend", "dtype"]  # of several, the first one with a time
     counts = counts.drop_duplicates(keys)[[*keys, "value"]].rename(columns={"value": "macs"})
-    both = times.drop_duplicates(keys).merge(counts, on=keys)
+    both = times.drop_duplicates(keys).merge(counts, on=keys).drop_duplicates(place)
     both["baseline"] = [config.baseline_of(name) for name in both["variant"]]
     return both
 
@@ -354,7 +355,8 @@ def together_figure(both: pd.DataFrame, names: Mapping[str, str]) -> ReportFigur
     device = ", ".join(sorted(both["device_name"].unique()))
     caption = (
         f"Ratios to {bases} at the same width, length and batch size; {CHEAPER}. Diamonds: "
-        f"multiply-adds, counted; dots: median time on {device}. Error bars: 20 % (80 %) "
+        f"multiply-adds, counted; dots: median time on {device}, with backend "
+        f"{', '.join(sorted(both['backend'].unique()))}. Error bars: 20 % (80 %) "
         "quantile of repeated measurements divided by the 80 % (20 %) quantile of the baseline. "
         f"{len(both)} points."
     )

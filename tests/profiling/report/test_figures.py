@@ -223,6 +223,19 @@ def test_variants_are_named_in_plain_words():
     }
 
 
+def test_operations_stand_beside_the_time_of_their_backend():
+    """The reference, whose products are fewer, has no times at the second length."""
+    config = two()
+    written = rows(config, time=0.25)
+    written.loc[written["seq_len"] == 16, "time_median_s"] = None
+    fused = rows(config, time=0.25).assign(backend="auto")
+    fused.loc[fused["variant"] == "mgk", "macs"] *= 1.5
+    both = figures._operations_and_time(config, pd.concat([written, fused], ignore_index=True))
+    assert both.set_index("seq_len")["macs"].to_dict() == {8: 0.5, 16: 0.75}
+    caption = figures.together_figure(both, figures.plain_names(written)).caption
+    assert "with backend auto, reference" in caption
+
+
 def three():
     variants = {"softmax": attention(), "mgk": attention(MGK), "other": attention(MGK)}
     return sweep(variants=variants, grid={"embed_dim": [8], "seq_len": [8, 16]})
