@@ -216,6 +216,21 @@ def check_sizes(task: Task, data: Any) -> None:
             )
 
 
+def check_epoch(trainer: pl.Trainer) -> None:
+    """Check that an epoch of data of another package, if finite, consists of whole steps.
+
+    Raises:
+        ValueError: its last step would have fewer micro-batches than the others.
+    """
+    count, parts = trainer.num_training_batches, trainer.accumulate_grad_batches
+    if isinstance(count, int) and count % parts and not getattr(trainer, "fast_dev_run", False):
+        raise ValueError(
+            f"the training data have {count} micro-batches per epoch, which must be a multiple of "
+            f"trainer.accumulate_grad_batches {parts}: drop the last ones, or use another batch "
+            "size"
+        )
+
+
 def real_rows(batch: Mapping[str, Any]) -> dict[str, Any]:
     """Return a batch without its filler rows; entries that do not have its rows are unchanged."""
     real = batch["sample_ids"] >= 0
@@ -285,6 +300,7 @@ class Task(pl.LightningModule):
         self.warmup_steps, self.schedule_steps = warmup_steps, schedule_steps
         self.cycle_momentum = cycle_momentum
         self.compile_model = compile
+        self._micro_step = 0  # micro-batches of this rank before the current one, over all epochs
         self._window: list[tuple[int, Batch, Tensor]] = []  # micro-batches since the last step
         self._sums = torch.zeros(self.num_sums, dtype=torch.float64)
         self._overflows_in_a_row = 0
@@ -510,7 +526,12 @@ class Task(pl.LightningModule):
         torch.manual_seed(mix_integers(self.seed, micro_step, self.global_rank) >> 1)
 
     def on_train_start(self) -> None:
-        """Discard what an interrupted step has left; set the current step on all layers."""
+        """Discard what an interrupted step has left; set the current step on all layers.
+
+        Raises:
+            ValueError: data of another package end an epoch within an optimiser step.
+        """
+        check_epoch(self.trainer)
         self._window.clear()
         self._update_priors(apply=False)
         self._set_step(self.trainer.global_step)
@@ -522,15 +543,17 @@ class Task(pl.LightningModule):
                 self.log(name, value)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        """Seed the generators; `batch_idx` counts micro-batches of the whole run."""
-        self.reseed(batch_idx)
+        """Seed the generators, also for the order of the next epoch of another package's data."""
+        counter: Any = self.trainer.fit_loop.epoch_loop.batch_progress.total
+        self._micro_step = counter.processed
+        self.reseed(self._micro_step)
 
     # ---- one optimiser step ------------------------------------------------------------------
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the loss of one micro-batch. Shape ()."""
         loss = self.batch_loss(batch)
-        self._window.append((batch_idx, batch, loss.detach()))
+        self._window.append((self._micro_step, batch, loss.detach()))
         return loss
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:

@@ -55,7 +55,7 @@ class CountedTask(Task):
         total, count = self.loss_sum(batch)
         places = self.places(batch)
         loss = total / places
-        self._window.append((batch_idx, batch, loss.detach()))
+        self._window.append((self._micro_step, batch, loss.detach()))
         self._counts.append((places, count.detach()))
         return loss
 

@@ -209,7 +209,7 @@ class RunCheckpoint(Checkpoint):
         trainer.should_stop = trainer.should_stop or self._ends_with_step
         step = trainer.global_step
         is_last = step == trainer.max_steps
-        validates = validation_follows(trainer, batch_idx)
+        validates = validation_follows(trainer)
         due = (
             is_last
             or trainer.should_stop
@@ -335,11 +335,11 @@ class RunCheckpoint(Checkpoint):
             trainer.strategy.remove_checkpoint(path)
 
 
-def validation_follows(trainer: pl.Trainer, batch_idx: int) -> bool:
-    """Whether Lightning validates directly after micro-batch `batch_idx` of the endless epoch."""
+def validation_follows(trainer: pl.Trainer) -> bool:
+    """Whether Lightning validates directly after the current micro-batch."""
     if not trainer.enable_validation:
         return False
     if trainer.should_stop:
         return True
-    interval = trainer.val_check_batch
-    return interval is not None and interval != float("inf") and (batch_idx + 1) % interval == 0
+    interval, done = trainer.val_check_batch, trainer.fit_loop.epoch_loop.total_batch_idx + 1
+    return interval is not None and interval != float("inf") and done % interval == 0

@@ -357,7 +357,7 @@ def test_where_a_validation_follows_is_where_lightning_has_one(validates):
     class Watch(Callback):
         def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
             trainer.should_stop = batch_idx == 4
-            said.append(validation_follows(trainer, batch_idx))
+            said.append(validation_follows(trainer))
             came.append(False)
 
         def on_validation_start(self, *_):
