@@ -47,6 +47,7 @@ from lit_probattn.configs import (
     load_classes,
     only_allowed_code,
 )
+from lit_probattn.tasks.base import Task
 from lit_probattn.training.callbacks import (
     FinalValidation,
     PredictionWriter,
@@ -227,15 +228,38 @@ class RunCLI(BareCLI):
                 "trainer.strategy must start this command once per process, received a strategy "
                 "that forks or spawns processes: use ddp"
             )
+        self._require_division(trainer)
         self._meeting_place = meet_on_loopback(trainer)
         return trainer
+
+    def _require_division(self, trainer: pl.Trainer) -> None:
+        """Raise a ConfigError if every process would read all data of another package."""
+        by_lightning = self.part(self.config_init, "trainer").get("use_distributed_sampler")
+        is_divided = by_lightning or hasattr(self.datamodule, "test_as_validation")  # ours
+        if trainer.world_size > 1 and not is_divided:
+            raise ConfigError(
+                f"data.class_path: each of {trainer.world_size} processes would read all samples "
+                f"of {self.part(self.config, 'data').class_path}: to divide them by Lightning's "
+                "sampler, set --trainer.use_distributed_sampler true; to score each sample once, "
+                "--trainer.devices 1"
+            )
 
     def _add_callback(self, callback: Callback) -> None:
         """Add a callback that needs the run folder, before the checkpoints."""
         vars(self.trainer)["callbacks"].insert(0, callback)
 
     def fit(self, ckpt_path: str | None = None, **kwargs: Any) -> None:
-        """Train in a run folder."""
+        """Train in a run folder.
+
+        Raises:
+            ConfigError: the model is not a `Task`, on which the training rules of runs depend.
+        """
+        if not isinstance(self.model, Task):
+            raise ConfigError(
+                f"model.class_path: {self.part(self.config, 'model').class_path} is not a task, "
+                "on whose training rules runs depend: derive it from lit_probattn.tasks.Task or "
+                "from one of its subclasses"
+            )
         if self.part(self.config, "trainer").fast_dev_run:
             self._take_weights(None)
             self.trainer.fit(**kwargs, ckpt_path=ckpt_path)

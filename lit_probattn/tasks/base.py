@@ -216,6 +216,21 @@ def check_sizes(task: Task, data: Any) -> None:
             )
 
 
+def check_batch(batch: Any, data: Any) -> None:
+    """Check that a batch, which may be of data of another package, numbers its samples.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if not isinstance(batch, Mapping) or "sample_ids" not in batch:
+        received = ", ".join(batch) if isinstance(batch, Mapping) else f"a {type(batch).__name__}"
+        name = "the data" if data is None else type(data).__name__
+        raise ValueError(
+            f"{name}: expected a batch by name, with sample_ids (B,), the index of "
+            f"each sample in its split, received {received}"
+        )
+
+
 def check_epoch(trainer: pl.Trainer) -> None:
     """Check that an epoch of data of another package, if finite, consists of whole steps.
 
@@ -544,11 +559,21 @@ class Task(pl.LightningModule):
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Seed the generators, also for the order of the next epoch of another package's data."""
+        check_batch(batch, self.datamodule)
         counter: Any = self.trainer.fit_loop.epoch_loop.batch_progress.total
         self._micro_step = counter.processed
         self.reseed(self._micro_step)
 
     # ---- one optimiser step ------------------------------------------------------------------
+
+    def on_validation_batch_start(
+        self, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Check a batch of an evaluation."""
+        check_batch(batch, self.datamodule)
+
+    on_test_batch_start: Any = on_validation_batch_start
+    on_predict_batch_start: Any = on_validation_batch_start
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the loss of one micro-batch. Shape ()."""
