@@ -40,19 +40,18 @@ class RunCSVLogger(Logger):
         self._loaded = False
 
     @property
-    def name(self) -> str:
-        """Name of the run: the parent folder of the version."""
-        return self._folder.parent.name
-
-    @property
-    def version(self) -> str:
-        """Version of the run."""
-        return self._folder.name
+    def save_dir(self) -> str:
+        """The run folder, in which callbacks of Lightning write."""
+        return str(self._folder)
 
     @property
     def log_dir(self) -> str:
         """The run folder."""
         return str(self._folder)
+
+    # Lightning appends both to `save_dir`.
+    name: Any = ""
+    version: Any = ""
 
     @property
     def path(self) -> Path:

@@ -7,8 +7,10 @@ import warnings
 from pathlib import Path
 
 import pytest
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lit_probattn.training.logs import RunCSVLogger, tensorboard_logger
+from tests.tasks.tiny import data, task, trainer
 
 GOOD = b"step,train/loss,val/accuracy\r\n2,0.5,\r\n4,0.25,0.75\r\n6,0.125,\r\n"
 
@@ -87,3 +89,15 @@ def test_without_tensorboard_one_line_says_so(tmp_path, monkeypatch, logged):
     monkeypatch.setattr("lit_probattn.training.logs.find_spec", lambda name: None)
     assert tensorboard_logger(tmp_path / "a/0", 0) == []
     assert "pip install 'lit-probattn[tensorboard]'" in logged.text
+
+
+def test_what_callbacks_of_lightning_write_is_in_the_run_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs/name/0"
+    saving = ModelCheckpoint(filename="own", every_n_train_steps=1)
+    made = trainer(1, callbacks=[saving], enable_checkpointing=True)
+    made.loggers = [RunCSVLogger(folder, 0)]
+    made.fit(task(), data())
+    assert made.log_dir == str(folder)
+    assert [path.name for path in tmp_path.rglob("*.ckpt")] == ["own.ckpt"]
+    assert (folder / "checkpoints/own.ckpt").is_file()
