@@ -67,13 +67,14 @@ class NewSamples(DataModule):
         return found
 
     @cached_property
-    def _new(self) -> tuple[Split, list[str]] | None:
+    def new_samples(self) -> tuple[Any, list[str]] | None:
+        """The split of the new samples and notes on them, read once; None without any."""
         return None if self.new_path is None else self.new_split(self.new_path)
 
     def prepare_data(self) -> None:
         """Build the caches unless valid ones exist. Lightning calls this once per node."""
         super().prepare_data()
-        self._new  # noqa: B018
+        self.new_samples  # noqa: B018
 
     def has_labels(self) -> bool:
         """Return whether every sample of the test split has a label."""
@@ -87,7 +88,7 @@ class NewSamples(DataModule):
         """
         if self.new_path is not None and stage in ("fit", "validate"):
             raise DataError(f"new_path={self.new_path} is read by test and predict only; remove it")
-        is_first, new = not self.splits, self._new
+        is_first, new = not self.splits, self.new_samples
         super().setup(stage)
         if is_first and new is not None:
             self.splits["test"], notes = new

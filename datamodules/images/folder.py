@@ -162,9 +162,10 @@ class ImageFolder(NewSamples, AtPath, Divided, ImageNet):
         return self.split_objects(*(self._folders[name] for name in SPLITS))
 
     def new_digest(self, path: Path) -> str:
-        """Return the SHA-256 of the names and sizes of the new images."""
-        files: ImageFiles = self.split("test").files
-        return files.digest
+        """Return the SHA-256 of the names and contents of the new images."""
+        assert self.new_samples is not None
+        files: ImageFiles = self.new_samples[0].files
+        return files.digest_of(_digest(files.path(i)).hex() for i in range(len(files)))
 
     def new_split(self, path: Path) -> tuple[ImageSplit, list[str]]:
         """Return the images of a folder, or of its class folders; both are transformed alike."""

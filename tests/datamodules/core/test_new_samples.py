@@ -253,16 +253,26 @@ def test_results_identify_the_content_of_new_samples(tmp_path):
     other = texts(tmp_path, new_path=str(path)).provenance
     assert one.keys() == other.keys() == {"new_sha256"}
     assert one != other
+
+
+def test_results_identify_the_content_of_new_images(tmp_path):
+    """Commands name a result by it before they open the splits."""
     new = write_images(tmp_path / "new", count=3, seed=1)
-    images = ImageFolder(
-        path=str(write_images(tmp_path / "mine")), image_size=16, new_path=str(new)
-    )
-    images.setup("test")
-    before = images.provenance["new_sha256"]
-    shutil.copy(new / "cat/1-0.png", new / "dog/more.png")
-    images = ImageFolder(path=str(tmp_path / "mine"), image_size=16, new_path=str(new))
-    images.setup("test")
-    assert images.provenance["new_sha256"] != before
+    mine = write_images(tmp_path / "mine")
+
+    def digest():
+        images = ImageFolder(path=str(mine), image_size=16, new_path=str(new))
+        return images.provenance["new_sha256"]
+
+    one, other = new / "cat/1-0.png", new / "dog/1-0.png"
+    contents = [path.read_bytes().ljust(4096, b"\0") for path in (one, other)]
+    found = []
+    for first, second in (contents, reversed(contents)):  # of equal sizes
+        one.write_bytes(first)
+        other.write_bytes(second)
+        found.append(digest())
+    shutil.copy(one, new / "dog/more.png")
+    assert len({*found, digest()}) == 3
 
 
 def test_an_unknown_class_of_an_array_is_refused_without_naming_columns(tmp_path):
