@@ -45,6 +45,11 @@ def replace_text(path: Path, text: str, *, durable: bool = False) -> None:
         file.write(text.encode("utf-8"))
 
 
+def as_unicode(name: str) -> str:
+    r"""Return a file name with `\xe4` for each byte that is not UTF-8, as files of text require."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
 def cache_folders() -> list[Path]:
     """Return the user's cache folder, and a temporary folder in case it is not writable."""
     root = os.environ.get("XDG_CACHE_HOME") or ""

@@ -13,6 +13,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from lit_probattn.attention.numerics import compute_dtype
 from lit_probattn.base.arguments import Count, arguments_of, takes
+from lit_probattn.base.files import as_unicode
 from lit_probattn.models.classifiers import Classifier
 from lit_probattn.models.classifiers import PairClassifier as PairModel
 from lit_probattn.tasks.base import Batch, Split, Task
@@ -87,11 +88,11 @@ class LabelTask(Task):
             table["target"] = table["target"].astype("Int64").mask(unlabelled)
         if hasattr(data, "classes"):
             classes = data.classes  # read from a file
-            labels = [classes[number] for number in table["prediction"]]
+            labels = [as_unicode(str(classes[number])) for number in table["prediction"]]
             table.insert(table.columns.get_loc("prediction") + 1, "predicted_label", labels)
         if hasattr(data, "name_of"):
-            names = [data.name_of(data.predict_split, number) for number in table["sample_id"]]
-            table.insert(1, "file", names)
+            split, samples = data.predict_split, table["sample_id"]
+            table.insert(1, "file", [as_unicode(data.name_of(split, i)) for i in samples])
         return table
 
     def evaluate(self, batch: Batch, split: Split) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import os
 from functools import partial
+from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
@@ -264,3 +268,17 @@ def test_a_logger_gets_no_arguments_of_the_task():
 
     trainer(1, logger=Recorder()).fit(task(), data())
     assert got == []
+
+
+def test_predictions_of_files_whose_names_are_not_unicode_are_written(monkeypatch):
+    """Names of files may be any bytes; Parquet's texts may not."""
+    names = [os.fsdecode(b"sp\xe4t.png"), "ä.png"]
+    files = SimpleNamespace(classes=names, name_of=lambda _, i: names[i], predict_split="test")
+    module = task()
+    monkeypatch.setattr(type(module), "datamodule", files)
+    table = pd.DataFrame({"sample_id": [0, 1], "target": [0, 1], "prediction": [1, 0]})
+    file = io.BytesIO()
+    module.finish_predictions(table).to_parquet(file)
+    found = pd.read_parquet(file)
+    assert found["file"].tolist() == [r"sp\xe4t.png", "ä.png"]
+    assert found["predicted_label"].tolist() == ["ä.png", r"sp\xe4t.png"]
