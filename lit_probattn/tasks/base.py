@@ -501,6 +501,28 @@ class Task(pl.LightningModule):
         """Return AdamW over all parameters; learning rate and beta1 are set before every step."""
         return self.make_optimizer(AdamW, ordered_parameters(self).values())
 
+    def on_fit_start(self) -> None:
+        """Check the optimiser that a subclass configures.
+
+        Raises:
+            ValueError: it has a scheduler, learning rates or betas, which the task would replace.
+        """
+        remedy = f"{type(self).__name__} sets lr and betas of all parameters before every step"
+        if self.trainer.lr_scheduler_configs:
+            raise ValueError(
+                f"configure_optimizers returned a learning-rate scheduler, but {remedy}: return "
+                "the optimiser only, and set schedule or override `scheduled`"
+            )
+        own = {"lr": self.lr, "betas": tuple(self.betas)}
+        for group in (g for optimizer in self.trainer.optimizers for g in optimizer.param_groups):
+            for name, value in own.items():
+                given = group.get(name, value)
+                if (tuple(given) if name == "betas" else given) != value:
+                    raise ValueError(
+                        f"configure_optimizers returned parameters with {name} {given}, but "
+                        f"{remedy}: use {name}=self.{name}"
+                    )
+
     def make_optimizer(self, kind: Callable[..., Optimizer], trained: Iterable[Any]) -> Optimizer:
         """Return an optimiser of parameters or parameter groups, with the task's settings.
 

@@ -47,7 +47,7 @@ from lit_probattn.training.run_folder import (
     read_own_config,
     source_differences,
 )
-from lit_probattn.training.saving import RunCheckpoint, reject_test_metric
+from lit_probattn.training.saving import RunCheckpoint
 
 # Parts of a configuration that affect scores, and settings in them that do not.
 _DECIDING = ("model.", "data.", "seed_everything", "trainer.precision")
@@ -324,15 +324,6 @@ class TestScores(Callback):
             )
         with prefixed(_SETTING, ValueError, to=ValueError):
             self._loader = data.test_as_validation()
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Raise if a learning-rate schedule monitors a test metric.
-
-        Raises:
-            ValueError: a schedule monitors a test metric.
-        """
-        for schedule in trainer.lr_scheduler_configs:
-            reject_test_metric("the monitor of the learning rate,", schedule.monitor)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Release task and data."""

@@ -228,20 +228,6 @@ def test_a_run_does_not_end_by_it():
     reject_test_monitors([EarlyStopping("val/accuracy")])
 
 
-def test_a_learning_rate_does_not_follow_it():
-    class Watching(SequenceClassifier):
-        def configure_optimizers(self):
-            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-            watched = {"scheduler": plateau, "monitor": "test/loss"}
-            return {"optimizer": optimizer, "lr_scheduler": watched}
-
-    made = task()
-    made.__class__ = Watching
-    with pytest.raises(ValueError, match="the learning rate, test/loss would select by the test"):
-        trainer(2, val_check_interval=2, callbacks=[Scores("all")]).fit(made, data())
-
-
 @pytest.mark.parametrize("number", [0, -3])
 def test_a_number_of_batches_is_positive(number):
     told = f"must be all, or a number of batches of at least 1, received {number}"
