@@ -18,7 +18,7 @@ from lit_probattn.attention import Attention
 from lit_probattn.base.errors import DataError
 from lit_probattn.base.memory import StepFunction, outlined_bytes
 from lit_probattn.compare.runs import Run
-from lit_probattn.configs import attention_factory, class_of, link_sizes
+from lit_probattn.configs import attention_factory, class_of, default_argument, link_sizes
 from lit_probattn.kernels.operator import IMPLEMENTATIONS
 from lit_probattn.measure.counters import torch_flops
 from lit_probattn.models.language_model import IGNORE
@@ -163,10 +163,12 @@ def sides(task: Task, inputs: Tensor) -> tuple[Tensor, ...]:
 
 def rows_of_step(config: Mapping[str, Any]) -> int:
     """Return the number of samples of an optimiser step, over all accumulation steps."""
-    arguments = config["data"]["init_args"]
-    if "max_tokens" in arguments:
-        return max(1, int(arguments["max_tokens"]) // PAIR_LEN)
-    return int(arguments["batch_size"])
+    given = config["data"].get("init_args", {})
+    by_tokens, by_rows = (
+        given[name] if name in given else default_argument(config, f"data.init_args.{name}")
+        for name in ("max_tokens", "batch_size")
+    )
+    return int(by_rows) if by_tokens is None else max(1, int(by_tokens) // PAIR_LEN)
 
 
 def counts(run: Run) -> dict[str, int]:

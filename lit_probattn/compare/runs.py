@@ -324,9 +324,19 @@ def share_of(runs: Iterable[Run], index: int, count: int) -> list[Run]:
 
 
 def data_of(config: Mapping[str, Any], place: Place, **more: Any) -> DataModule:
-    """Build the DataModule of a configuration without reading data."""
+    """Build the DataModule of a configuration without reading data.
+
+    Raises:
+        ConfigError: the data are those of another package, whose sizes are not known.
+    """
     entry = config["data"]
+    cls = class_of(entry["class_path"])
+    if not (isinstance(cls, type) and issubclass(cls, DataModule)):
+        raise ConfigError(
+            f"data.class_path: {entry['class_path']} is not a subclass of "
+            "datamodules.core.base.DataModule, whose sizes a comparison requires: derive it from "
+            "that class, or train each variant with fit"
+        )
     folders = {"data_dir": place.data_dir, "cache_dir": place.cache_dir}
     places = {name: folder for name, folder in folders.items() if folder is not None}
-    data: DataModule = class_of(entry["class_path"])(**{**entry["init_args"], **places, **more})
-    return data
+    return cls(**{**entry.get("init_args", {}), **places, **more})

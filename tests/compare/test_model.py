@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.compare.model import (
     PAIR_LEN,
     build_task,
@@ -19,7 +20,7 @@ from lit_probattn.compare.model import (
     training_step,
 )
 from lit_probattn.compare.protocol import Options
-from lit_probattn.compare.runs import Run
+from lit_probattn.compare.runs import Run, data_of
 from lit_probattn.compare.tables import read_table
 from lit_probattn.measure.memory import cpu_peak_bytes
 from tests.compare.tiny import tiny_runs
@@ -54,6 +55,22 @@ def test_a_step_holds_as_many_pairs_as_its_tokens():
     )
     assert rows_of_step(iwslt.config) == 4096 // PAIR_LEN
     assert rows_of_step(wmt.config) == 458_752 // PAIR_LEN
+
+
+def test_a_task_of_the_user_may_leave_arguments_of_the_data_at_their_defaults():
+    place = SimpleNamespace(data_dir=None, cache_dir=None)
+    given: list[dict[str, Any]] = [{}, {"init_args": {"batch_size": 3}}]
+    for more, rows in zip(given, (32, 3), strict=True):
+        config = {"data": {"class_path": "datamodules.Synthetic", **more}}
+        assert rows_of_step(config) == data_of(config, place).batch_size == rows
+    config = {"data": {"class_path": "datamodules.LM1B"}}
+    assert rows_of_step(config) == data_of(config, place).max_tokens // PAIR_LEN
+
+
+def test_data_of_other_packages_are_refused():
+    config = {"data": {"class_path": "lightning.pytorch.LightningDataModule"}}
+    with pytest.raises(ConfigError, match=r"LightningDataModule .* datamodules"):
+        data_of(config, SimpleNamespace(data_dir=None, cache_dir=None))
 
 
 def test_a_shorter_run_validates_once_in_micro_batches():
