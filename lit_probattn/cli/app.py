@@ -354,10 +354,13 @@ class RunCLI(BareCLI):
     def _report_finished(self, plan: RunPlan) -> None:
         if self.trainer.is_global_zero:
             plan.discard_if_unused()
-            print(
+            lines = [
                 f"nothing to train: {plan.checkpoint} is at step {plan.steps_done} and "
                 f"trainer.max_steps is {self.trainer.max_steps}"
-            )
+            ]
+            if plan.created:  # the checkpoint is of another configuration or other data
+                lines = [*plan.notes, f"{lines[0]}; omit --ckpt_path to train from the beginning"]
+            print("\n".join(lines))
 
     def validate(self, ckpt_path: str | None = None, **kwargs: Any) -> None:
         """Score the validation split."""

@@ -123,6 +123,11 @@ def test_a_run_goes_on_in_its_folder_and_another_configuration_in_the_next(
     run(arguments("fit", tmp_path, *SHORT, "--ckpt_path", "last"))
     assert "nothing to train" in capsys.readouterr().out
     assert only_version(tmp_path) == version
+    run(arguments("fit", tmp_path, *SHORT, "--ckpt_path", "last", "--model.init_args.lr", "0.5"))
+    text = capsys.readouterr().out
+    for words in ("differs", "model.init_args.lr", "nothing to train", "omit --ckpt_path"):
+        assert words in text
+    assert only_version(tmp_path) == version
     old = (version / "config.yaml").read_text(encoding="utf-8")
     more = ("--ckpt_path", "last", "--model.init_args.lr", "0.5", "--trainer.max_steps", "5")
     run(arguments("fit", tmp_path, *SHORT, *more))
