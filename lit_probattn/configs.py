@@ -326,6 +326,43 @@ def _value_of(text: str) -> Any:
     return value if isinstance(value, bool | float | list | dict) else text
 
 
+def without_replaced(contents: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return configurations without attention that a later one replaces as a whole.
+
+    A later class replaces another class, and whatever a task file or the configuration of a run
+    sets. Otherwise its arguments are merged, as in all other parts: Gaussian scores of an MGK run
+    would remain in softmax attention.
+    """
+    result: list[dict[str, Any]] = []
+    later: dict[str, Any] = {}
+    for content in reversed(contents):
+        model: Any = content.get("model")
+        arguments: Any = model.get("init_args") if isinstance(model, Mapping) else None
+        own = {k: v for k, v in (arguments or {}).items() if _is_whole_attention(k, v)}
+        replaced = {
+            key
+            for key, entry in own.items()
+            if key in later and ("class_path" in model or _kind(entry) != _kind(later[key]))
+        }
+        if replaced:
+            kept = {k: v for k, v in arguments.items() if k not in replaced}
+            content = {**content, "model": {**model, "init_args": kept}}
+        result.insert(0, content)
+        later = {**own, **later}
+    return result
+
+
+def _is_whole_attention(key: str, entry: Any) -> bool:
+    is_entry = isinstance(entry, Mapping) and ("class_path" in entry or "default" in entry)
+    return key.endswith("attention") and is_entry
+
+
+def _kind(entry: Mapping[str, Any]) -> str | None:
+    """Return the public path of an entry's class; None for attention per layer."""
+    path = entry.get("class_path")
+    return _public_name(path) if isinstance(path, str) else None
+
+
 def compose(files: Sequence[str | Path], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Merge configuration files and dotted settings as the command line does.
 
@@ -334,7 +371,7 @@ def compose(files: Sequence[str | Path], settings: Mapping[str, Any]) -> dict[st
     """
     contents = {str(path): read_yaml(path) for path in files}
     reject_two_tasks(contents)
-    merged = merge(*(contents[str(path)] for path in files))
+    merged = merge(*without_replaced([contents[str(path)] for path in files]))
     for key, value in settings.items():
         *parents, last = key.split(".")
         place = merged

@@ -17,6 +17,7 @@ from lit_probattn.configs import (
     read_yaml,
     reject_two_tasks,
     settings_of,
+    without_replaced,
 )
 
 # Short flags of `fit`; --seed is one of all commands.
@@ -201,14 +202,18 @@ def files_before_flags(arguments: Sequence[str]) -> list[str]:
     """Move configuration files, with their current content, directly after the command.
 
     The parser lets the later of file and flag win; with this order, flags always win. The parser
-    opens files itself but also accepts their text, which is used for entries of a bundle.
+    opens files itself but also accepts their text, which is used for entries of a bundle, and if a
+    later file replaces attention.
     """
     flags = list(arguments)
     files: list[str] = []
-    for position, flag, name in reversed(list(_config_flags(arguments))):
+    named = list(_config_flags(arguments))
+    contents = [read_yaml(name) for _, _, name in named]
+    given = zip(named, contents, without_replaced(contents), strict=True)
+    for (position, flag, name), content, used in reversed(list(given)):
         place = find(name)
-        given = yaml.safe_dump(read_yaml(name)) if bundle_of(place) else place
-        files.insert(0, f"--config={given}")
+        as_text = bundle_of(place) or used is not content
+        files.insert(0, f"--config={yaml.safe_dump(used) if as_text else place}")
         del flags[position if flag else position - 1 : position + 1]
     return [*flags[:1], *files, *flags[1:]]
 

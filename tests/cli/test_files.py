@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import yaml
 
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.cli.files import files_before_flags, read_config_files
-from lit_probattn.configs import compose
+from lit_probattn.configs import compose, read_yaml
 from tests.support.helpers import error_of
 from tests.support.paths import CONFIGS
 from tests.support.runs import TASK, printed_config, write_attention
@@ -22,8 +24,55 @@ from tests.support.runs import TASK, printed_config, write_attention
         ([], ""),
     ],
 )
-def test_files_come_before_flags(given, expected):
+def test_files_come_before_flags(given, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in "xy":
+        Path(name).write_text("trainer: {}")
     assert " ".join(files_before_flags(given)) == expected
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "key", "value"),
+    [
+        ("mgk", "softmax", "score", "dot"),  # both have this argument
+        ("smgk", "mgk", "shifted_keys", False),  # one class
+        ("mgk", "smgk", "shifted_keys", True),
+    ],
+)
+def test_attention_replaces_that_of_a_runs_configuration(tmp_path, first, then, key, value):
+    """`--config RUN/config.yaml --attention NAME`: nothing of the run's attention remains."""
+    whole = printed_config(["fit", "--task", "tiny/lra_text", "--attention", first])
+    whole["model"]["init_args"]["mlp_dim"] = 24
+    own = tmp_path / "config.yaml"
+    own.write_text(yaml.safe_dump(whole))
+    fresh = printed_config(["fit", "--task", "tiny/lra_text", "--attention", then])
+    found = printed_config(["fit", "--config", str(own), "--attention", then])
+    assert found["model"]["init_args"]["attention"] == fresh["model"]["init_args"]["attention"]
+    assert found["model"]["init_args"]["attention"]["init_args"][key] == value
+    assert found["model"]["init_args"]["mlp_dim"] == 24
+    preset = CONFIGS / "attention" / f"{then}.yaml"
+    composed = compose([own, preset], {})["model"]["init_args"]["attention"]
+    assert composed == read_yaml(preset)["model"]["init_args"]["attention"]
+
+
+def test_attention_files_of_one_class_are_merged(tmp_path):
+    """A file of one's own after a preset changes what it names; another class replaces it."""
+    attention = {"class_path": "lit_probattn.attention.MGKAttention", "init_args": {"dropout": 0.5}}
+    own = tmp_path / "own.yaml"
+    own.write_text(yaml.safe_dump(content_of(attention)))
+    both = ["fit", "--task", "tiny/lra_text", "--attention", "smgk", "--config", str(own)]
+    found = printed_config(both)["model"]["init_args"]["attention"]["init_args"]
+    assert (found["dropout"], found["shifted_keys"]) == (0.5, True)
+    own.write_text(yaml.safe_dump(content_of(attention, class_path="MGKAttention")))
+    assert printed_config(both)["model"]["init_args"]["attention"]["init_args"] == found
+    other = ["fit", "--task", "tiny/lra_text", "--config", str(own), "--attention", "softmax"]
+    found = printed_config(other)["model"]["init_args"]["attention"]
+    assert found["class_path"] == "lit_probattn.attention.SoftmaxAttention"
+    assert found["init_args"]["dropout"] != 0.5
+
+
+def content_of(attention: dict, **changed) -> dict:
+    return {"model": {"init_args": {"attention": {**attention, **changed}}}}
 
 
 def test_flags_win_wherever_they_stand(tmp_path):
