@@ -28,6 +28,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._library.custom_ops import get_library_allowing_overwrite as library_of
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _disable_current_modes,
@@ -69,6 +70,7 @@ __all__ = [
     "register_flop_formulas",
     "softmax_backward",
     "storage_key",
+    "with_tensors",
     "worker_deaths_outside_locks",
 ]
 
@@ -85,6 +87,10 @@ below_autograd = torch._C._AutoDispatchBelowAutograd
 
 # A context in which neither modes nor tensor subclasses intercept torch's functions.
 outside_functions = torch._C.DisableTorchFunction
+
+# A context in which a module has other parameters and buffers, a mapping by name, as inside
+# `torch.func.functional_call`.
+with_tensors = _reparametrize_module
 
 
 def _check_padding(mask: Tensor, length: int, batch: int) -> None:

@@ -57,6 +57,15 @@ def test_several_gradients_at_once_are_recognized():
     assert seen == [False, True]
 
 
+def test_a_module_has_other_tensors_inside_a_context_only():
+    module = nn.BatchNorm1d(2)
+    own, other = module.weight, torch.zeros(2, requires_grad=True)
+    with torch_internals.with_tensors(module, {"weight": other, "running_mean": other}):
+        assert module.weight is module.running_mean is other
+    assert module.weight is own
+    assert module.running_mean is not other
+
+
 def test_tangents_exist_inside_a_dual_level_only():
     assert not torch_internals.in_forward_mode()
     with torch.autograd.forward_ad.dual_level():

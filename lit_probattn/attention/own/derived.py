@@ -18,7 +18,7 @@ from inspect import Parameter
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lit_probattn.attention.call import HeadCall
@@ -35,6 +35,8 @@ from lit_probattn.attention.numerics import (
     repeat_heads,
 )
 from lit_probattn.attention.variant import Engine, Variant
+from lit_probattn.base.graphs import written
+from lit_probattn.base.torch_internals import with_tensors
 
 __all__ = ["DerivedCore", "OwnScores", "OwnVariant", "OwnWeights", "takes_positions"]
 
@@ -167,6 +169,25 @@ def stored(call: HeadCall, variant: OwnVariant) -> Tensor:
     return _attend(variant, call, block, call.query, call.key, call.value, call.side)
 
 
+def _held(variant: OwnVariant) -> Callable[..., Tensor]:
+    """Return a caller of functions (function, *tensors) that fixes the layer's parameters.
+
+    Backward recomputes blocks after `torch.func.functional_call` has restored the parameters. A
+    graph contains them as inputs.
+    """
+    layer = getattr(variant.function, "__self__", None)
+    if written() is not None or not isinstance(layer, nn.Module):
+        return lambda function, *tensors: function(*tensors)
+    held: dict[str, Tensor] = dict(layer.named_parameters(remove_duplicate=False))
+    held |= layer.named_buffers(remove_duplicate=False)
+
+    def call(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+        with with_tensors(layer, held):
+            return function(*tensors)
+
+    return call
+
+
 def in_blocks(call: HeadCall, variant: OwnVariant) -> Tensor:
     """Compute blocks of queries, which backward recomputes; O(N · block) memory."""
     call = call.precise()
@@ -175,13 +196,14 @@ def in_blocks(call: HeadCall, variant: OwnVariant) -> Tensor:
     length = block_length(query.shape[0] * heads * masks.num_keys, masks.num_queries, query.device)
     blocks = block_ranges(masks.num_queries, length)
     saved = masks.boolean if masks.bias is None else [*masks.boolean, masks.bias]
+    hold = _held(variant)
     outs: list[Tensor] = []
     for rows in blocks:
         cols = masks.visible_keys(rows)
         of_keys = (x[:, :, : cols.stop] for x in (call.key, call.value))
         of_side = None if side is None else side[..., rows.start : rows.stop, :]
         parts = (query[:, :, rows.start : rows.stop], *of_keys, of_side, *saved)
-        run = partial(_attend, variant, call, Block(rows, cols))
+        run = partial(hold, partial(_attend, variant, call, Block(rows, cols)))
         out = checkpoint(run, *parts, use_reentrant=False, preserve_rng_state=False)
         if rows.start and not outs:  # rows of skipped blocks in a prediction of memory
             outs.append(out.new_empty(*out.shape[:2], rows.start, out.shape[-1]))

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch.func import functional_call
 
 from lit_probattn.attention import (
     DCMHAttention,
@@ -158,6 +159,24 @@ def test_output_and_gradients_are_those_of_the_sums(cls, backend):
             found.append([out, *torch.autograd.grad((out * cotangent).sum(), wanted)])
     for ours, expected in zip(*found, strict=True):
         torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)
+
+
+@EVERY
+def test_blocks_recompute_with_the_parameters_of_a_functional_call(cls):
+    """A backward pass after `torch.func.functional_call` finds the module's own parameters back."""
+    layer = moved(cls, C, H, head_dim=E).double()
+    given = {name: p.detach() + 0.3 for name, p in layer.named_parameters()}
+    x, found = torch.randn(B, N, C, dtype=torch.float64), []
+    for layer.backend in ("reference", "blockwise"):
+        leaves = {"x": x, **given}
+        leaves = {name: p.clone().requires_grad_() for name, p in leaves.items()}
+        leaf, *wanted = leaves.values()
+        with small_blocks():
+            out = functional_call(layer, dict(zip(given, wanted, strict=True)), leaf)
+            grads = torch.autograd.grad(out.square().sum(), [leaf, *wanted])
+        found.append([out, *grads])
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-11)
 
 
 # Checks of what depends on the values of parameters; `test_contract.py` has all of them at a start.
