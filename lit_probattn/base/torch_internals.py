@@ -56,6 +56,7 @@ __all__ = [
     "is_decomposed",
     "is_exporting",
     "is_intercepted",
+    "is_mapped",
     "is_proxied",
     "is_transformed",
     "library_of",
@@ -64,6 +65,7 @@ __all__ = [
     "outside_functions",
     "outside_graphs",
     "outside_modes",
+    "outside_transforms",
     "packet_of",
     "peak_bytes",
     "recomputation",
@@ -277,6 +279,22 @@ def in_backward() -> bool:
 def is_batched_gradient(grad: Tensor) -> bool:
     """Return whether a backward pass gets several gradients at once (`is_grads_batched=True`)."""
     return bool(torch._C._functorch.is_legacy_batchedtensor(grad))
+
+
+def is_mapped(tensor: Tensor) -> bool:
+    """Return whether a tensor stands for several, one for each entry of `torch.func.vmap`."""
+    if torch.compiler.is_compiling():
+        return False
+    return bool(torch._C._functorch.is_batchedtensor(outside_transforms(tensor)))
+
+
+def outside_transforms(tensor: Tensor) -> Tensor:
+    """Return a tensor that can outlive the `torch.func.grad` or `jvp` in which it was computed."""
+    if torch.compiler.is_compiling():
+        return tensor
+    while torch._C._functorch.is_gradtrackingtensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
 
 
 def softmax_backward(grad: Tensor, output: Tensor) -> Tensor:

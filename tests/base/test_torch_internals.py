@@ -66,6 +66,20 @@ def test_a_module_has_other_tensors_inside_a_context_only():
     assert module.running_mean is not other
 
 
+def test_tensors_of_transforms_are_unwrapped():
+    seen = []
+
+    def note(x):
+        seen.append((torch_internals.is_mapped(x), torch_internals.outside_transforms(x)))
+        return x.sum()
+
+    x = torch.randn(3)
+    torch.func.grad(note)(x)
+    torch.func.vmap(torch.func.grad(note))(x[None])
+    assert [mapped for mapped, _ in seen] == [False, True]
+    assert seen[0][1].data_ptr() == x.data_ptr()
+
+
 def test_tangents_exist_inside_a_dual_level_only():
     assert not torch_internals.in_forward_mode()
     with torch.autograd.forward_ad.dual_level():

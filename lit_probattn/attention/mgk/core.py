@@ -29,7 +29,12 @@ from lit_probattn.attention.numerics import (
     masked_softmax,
     within,
 )
-from lit_probattn.base.torch_internals import FollowingModule, in_backward
+from lit_probattn.base.torch_internals import (
+    FollowingModule,
+    in_backward,
+    is_mapped,
+    outside_transforms,
+)
 
 
 class MixtureVariance(FollowingModule):
@@ -104,7 +109,7 @@ class MixtureVariance(FollowingModule):
         sums = torch.stack([squares, weights]).to(torch.float64)
         if self._sums is None or self._sums.device != sums.device:
             self._sums = torch.zeros_like(sums)
-        self._sums += sums
+        self._sums = outside_transforms(self._sums + sums)
 
     def statistics(self) -> Tensor:
         """Return the sums since the last `apply_statistics`, (2, num_heads, K)."""
@@ -224,7 +229,7 @@ class MixturePrior(nn.Module):
                 sums = sums.sum(1)
         if self._sums is None or self._sums.device != sums.device:
             self._sums = torch.zeros_like(sums)
-        self._sums += sums
+        self._sums = outside_transforms(self._sums + sums)
 
     def statistics(self) -> Tensor:
         """Return the sums since the last `apply_statistics`: (2, *prior shape) float64."""
@@ -431,9 +436,17 @@ class MGKCore(KeyNorms, Core):
 
         The task sums them over ranks and applies them once per optimiser step, so micro-batches and
         ranks together are one M-step.
+
+        Raises:
+            NotImplementedError: the call is inside `torch.func.vmap`.
         """
         if self.prior is None or not self.has_m_step or in_backward():
             return
+        if is_mapped(call.query):
+            raise NotImplementedError(
+                "e_step=soft sums responsibilities for its M-step, which torch.func.vmap cannot: "
+                "call eval() of the layers' cores, or set e_step=learned"
+            )
         sums = responsibility_sums(
             call.query.detach(),
             self.components(call.key).detach(),

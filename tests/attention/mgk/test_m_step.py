@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import itertools
+import pickle
 from functools import partial
 
 import pytest
 import torch
+from torch.func import functional_call, grad, jvp, vmap
 
 from lit_probattn.attention import MGKAttention
 from lit_probattn.attention.masks import Masks
@@ -116,6 +118,27 @@ def test_m_step_ignores_evaluation_and_recomputation():
         assert torch.equal(sums[-1], model.blocks[0].attention.core.prior_statistics())
     assert sums[0].sum() > 0
     torch.testing.assert_close(sums[0], sums[1], atol=EXACT, rtol=0)
+
+
+def test_sums_of_transformed_passes_outlive_the_transform():
+    densities = {"include_log_det": True, "em_weighting": "posterior"}
+    layer = MGKAttention(16, 2, e_step="soft", m_step_variance=True, **densities).double()
+    x, copied = torch.randn(2, 7, 16, dtype=torch.float64), copy.deepcopy(layer)
+    parameters = {name: p.detach() for name, p in layer.named_parameters()}
+
+    def loss(parameters):
+        return functional_call(layer, parameters, x).square().sum()
+
+    for transformed in (grad(loss), lambda p: jvp(loss, (p,), (p,)), grad(loss)):
+        transformed(parameters)
+        copied(x)
+    again = pickle.loads(pickle.dumps(copy.deepcopy(layer)))
+    expected = copied.core.prior_statistics()
+    torch.testing.assert_close(again.core.prior_statistics(), expected, rtol=0, atol=1e-12)
+    with pytest.raises(NotImplementedError, match="e_step=learned"):
+        vmap(grad(lambda x: layer(x[None]).sum()))(x)
+    layer.core.eval()
+    assert vmap(layer)(x[None]).shape == (1, *x.shape)
 
 
 def test_setting_b_has_no_gradient_and_setting_c_no_prior():
