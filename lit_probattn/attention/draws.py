@@ -18,7 +18,7 @@ from lit_probattn import randomness
 from lit_probattn.attention.masks import span
 from lit_probattn.base.graphs import written
 from lit_probattn.base.memory import is_computed, only_shapes
-from lit_probattn.base.torch_internals import outside_graphs
+from lit_probattn.base.torch_internals import is_mapped, outside_graphs
 from lit_probattn.randomness import AttentionDropout, RandomKey
 
 Rest = ParamSpec("Rest")
@@ -26,8 +26,17 @@ _Draw = Callable[Concatenate[RandomKey, Rest], Tensor]
 
 
 def fresh_key() -> RandomKey:
-    """Return a new key from torch's generator on the CPU."""
+    """Return a new key from torch's generator on the CPU.
+
+    Raises:
+        NotImplementedError: the seed differs between the entries of `torch.func.vmap`.
+    """
     seed = torch.randint(2**62, (1,), device="cpu")
+    if is_mapped(seed):
+        raise NotImplementedError(
+            "dropout, noise and random features have one draw for all entries of torch.func.vmap: "
+            'set randomness="same", or pass rng=RandomKey(seed)'
+        )
     return RandomKey(int(seed) if written() is None else seed)
 
 

@@ -194,6 +194,15 @@ def test_transforms_of_torch_func(name):
             torch.func.grad(loss)(x)
 
 
+def test_the_entries_of_vmap_have_one_draw():
+    layer, x = lit_probattn.create("fish", 16, 2, dropout=0.5), torch.randn(1, 2, 7, 16)
+    every = x.expand(3, -1, -1, -1)
+    same = torch.func.vmap(layer, randomness="same")(every)
+    torch.testing.assert_close(same, same[:1].expand_as(same))
+    with pytest.raises(NotImplementedError, match=r'randomness="same", or pass rng=RandomKey'):
+        torch.func.vmap(layer, randomness="different")(every)
+
+
 def test_nested_heads_are_refused():
     heads = torch.nested.nested_tensor([torch.randn(2, 3, 8)] * 2)
     with pytest.raises(NotImplementedError, match=r"query.*nested.*key_mask"):
