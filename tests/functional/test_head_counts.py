@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -122,3 +123,23 @@ def test_parameters_have_one_head_or_all(form, name, shape):
         one, all_heads = (torch.ones(count, *shape[1:]) for count in (1, 4))
         found = attended(form, **{name: one})
         torch.testing.assert_close(found, attended(form, **{name: all_heads}))
+
+
+@pytest.mark.parametrize("backend", ["blockwise", "native", "auto"])
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("widths", [[], [5], [5, 4]], ids=str)
+def test_more_maps_than_heads_are_mixed_to_the_heads_of_the_values(backend, heads, widths):
+    sizes = [3, *widths, heads]
+    mix = [torch.randn(b, a, dtype=torch.float64) for a, b in pairwise(sizes)]
+    query, key = torch.randn(2, 2, 3, 7, 4, dtype=torch.float64).requires_grad_()
+    value = torch.randn(2, heads, 7, 5, dtype=torch.float64)
+    found = []
+    for name in ("reference", backend):
+        form = functools.partial(LF.fish_attention, query, key, value, mix, backend=name)
+        try:
+            out = form(is_causal=True)
+        except NotImplementedError:
+            pytest.skip("no such engine for this mixing")
+        assert out.shape == value.shape
+        found.append([out, *torch.autograd.grad(out.square().sum(), [query, key])])
+    torch.testing.assert_close(*found, rtol=0, atol=1e-11)

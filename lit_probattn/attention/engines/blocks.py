@@ -57,8 +57,8 @@ def by_blocks(call: HeadCall, scores: Scores) -> Tensor:
     further = () if function is None else function.tensors
     names = [name for name, (tensor, _) in named.items() if tensor is not None]
     products = scores.key.shape[2]
-    heads = call.value.shape[1]  # for a sum; else the queries' heads, or more heads of a function
-    heads = heads if reduce == "sum" else max(heads, scores.query.shape[1])
+    heads = call.value.shape[1]  # if heads share maps, of which there may be more or fewer
+    heads = heads if scores.shares_maps else max(heads, scores.query.shape[1])
 
     def block_scores(block: Block, *parts: Tensor) -> Tensor:
         found: dict[str, Any] = dict(zip(names, parts[: len(names)], strict=True))
