@@ -148,23 +148,37 @@ def within(x: Tensor, low: float, high: float) -> Tensor:
     A descent step goes against the gradient. The gradient of `clamp` is zero on both sides, so that
     a parameter that has left the range could never return.
     """
-    if is_transformed():  # torch.func does not support _Within
-        return x.clamp(low, high)
-    clamped: Tensor = _Within.apply(x, low, high)
+    # PyTorch does not compile functions with a `jvp`.
+    function = _WithinForTransforms if is_transformed() else _Within
+    clamped: Tensor = function.apply(x, low, high)
     return clamped
 
 
 class _Within(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, low: float, high: float) -> Tensor:
-        ctx.save_for_backward(x <= low, x >= high)
+    def forward(x: Tensor, low: float, high: float) -> Tensor:
         return x.clamp(low, high)
 
     @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float, float], output: Tensor) -> None:
+        x, ctx.low, ctx.high = inputs
+        ctx.save_for_backward(x)
+        ctx.save_for_forward(x)
+
+    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        is_low, is_high = ctx.saved_tensors
-        leaves = (is_low & (grad > 0)) | (is_high & (grad < 0))
+        (x,) = ctx.saved_tensors
+        leaves = ((x <= ctx.low) & (grad > 0)) | ((x >= ctx.high) & (grad < 0))
         return grad.masked_fill(leaves, 0.0), None, None
+
+
+class _WithinForTransforms(_Within):
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return tangent.masked_fill((x < ctx.low) | (x > ctx.high), 0.0)
 
 
 def log_sum_exp(scores: Sequence[Tensor]) -> Tensor:

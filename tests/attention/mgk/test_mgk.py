@@ -192,6 +192,16 @@ def test_learned_variances_stop_at_their_bound_and_return_from_it(log_variance):
         (gradient,) = torch.autograd.grad(-way * variance().sum(), variance.log_variance)
         assert (gradient == 0).tolist() == [[way * log_variance > 0] * K] * H
 
+        def loss(log_variance, way=way):
+            given = {"log_variance": log_variance}
+            return -way * torch.func.functional_call(variance, given, ()).sum()
+
+        values = variance.log_variance.detach()
+        assert torch.equal(torch.func.grad(loss)(values), gradient)
+        assert torch.equal(torch.func.vmap(torch.func.grad(loss))(values[None])[0], gradient)
+        _, slope = torch.func.jvp(loss, (values,), (torch.ones_like(values),))
+        assert slope == 0
+
 
 @pytest.mark.parametrize("learn", [False, True])  # by gradient, or by the M-step
 def test_the_bound_of_learned_variances_contains_the_initial_ones(learn):
