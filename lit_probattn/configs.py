@@ -335,15 +335,17 @@ def without_replaced(contents: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
     """
     result: list[dict[str, Any]] = []
     later: dict[str, Any] = {}
+    gone: set[str] = set()  # what comes before a replaced entry is replaced, too
     for content in reversed(contents):
         model: Any = content.get("model")
         arguments: Any = model.get("init_args") if isinstance(model, Mapping) else None
         own = {k: v for k, v in (arguments or {}).items() if _is_whole_attention(k, v)}
-        replaced = {
+        replaced = gone & own.keys() | {
             key
             for key, entry in own.items()
             if key in later and ("class_path" in model or _kind(entry) != _kind(later[key]))
         }
+        gone |= replaced
         if replaced:
             kept = {k: v for k, v in arguments.items() if k not in replaced}
             content = {**content, "model": {**model, "init_args": kept}}
@@ -354,12 +356,12 @@ def without_replaced(contents: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
 
 def _is_whole_attention(key: str, entry: Any) -> bool:
     is_entry = isinstance(entry, Mapping) and ("class_path" in entry or "default" in entry)
-    return key.endswith("attention") and is_entry
+    return key.endswith("attention") and (is_entry or isinstance(entry, str))
 
 
-def _kind(entry: Mapping[str, Any]) -> str | None:
+def _kind(entry: str | Mapping[str, Any]) -> str | None:
     """Return the public path of an entry's class; None for attention per layer."""
-    path = entry.get("class_path")
+    path = entry if isinstance(entry, str) else entry.get("class_path")
     return _public_name(path) if isinstance(path, str) else None
 
 

@@ -71,6 +71,28 @@ def test_attention_files_of_one_class_are_merged(tmp_path):
     assert found["init_args"]["dropout"] != 0.5
 
 
+def test_attention_replaces_what_is_before_another_class(tmp_path):
+    """MGK after softmax after sMGK: the shifted keys of the first do not remain."""
+    own = tmp_path / "own.yaml"
+    own.write_text(yaml.safe_dump(content_of({"class_path": "MGKAttention"})))
+    last = ["--config", str(own)]
+    before = [f"--config={CONFIGS / 'attention' / name}.yaml" for name in ("smgk", "softmax")]
+    found = printed_config(["fit", "--config", TASK, *before, *last])
+    alone = printed_config(["fit", "--config", TASK, *last])
+    assert found["model"]["init_args"]["attention"] == alone["model"]["init_args"]["attention"]
+
+
+def test_attention_by_the_name_of_its_class_replaces_another_class(tmp_path):
+    own, before = tmp_path / "own.yaml", tmp_path / "before.yaml"
+    path = "lit_probattn.attention.SoftmaxAttention"
+    own.write_text(f"model: {{init_args: {{attention: {path}}}}}")
+    mgk = {"class_path": "MGKAttention", "init_args": {"dropout": 0.5}}
+    before.write_text(yaml.safe_dump(content_of(mgk)))
+    found = printed_config(["fit", "--config", TASK, f"--config={before}", f"--config={own}"])
+    alone = printed_config(["fit", "--config", TASK, f"--config={own}"])
+    assert found["model"]["init_args"]["attention"] == alone["model"]["init_args"]["attention"]
+
+
 def content_of(attention: dict, **changed) -> dict:
     return {"model": {"init_args": {"attention": {**attention, **changed}}}}
 
