@@ -11,6 +11,7 @@ model and the vocabulary come from the run's config.yaml.
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import sys
 from collections.abc import Iterator, Sequence
@@ -114,8 +115,6 @@ def run(options: argparse.Namespace) -> None:
 
 def _open(options: argparse.Namespace) -> Trained:
     """Restore a language model and its data, which contain the prompts."""
-    import yaml
-
     from lit_probattn.configs import class_of, parameters_of, read_config
     from lit_probattn.tasks import LanguageModeling
     from lit_probattn.tasks.language_model import check_vocabulary
@@ -136,8 +135,8 @@ def _open(options: argparse.Namespace) -> Trained:
             "expected data with an argument `prompts` and a `vocabulary`, such as "
             "datamodules.WikiText103"
         )
-    prompts = yaml.safe_dump(options.prompt)
-    pairs = ["num_workers=0", *options.data, f"prompts={prompts}"]
+    prompts = f"prompts={json.dumps(options.prompt)}"  # in YAML, 1e3 would be a number
+    pairs = ["num_workers=0", *options.data, prompts]
     wanted = {"checkpoint": checkpoint, "data": pairs}
     trained = open_trained(argparse.Namespace(**{**vars(options), **wanted}))
     check_vocabulary(load_checkpoint(checkpoint), trained.data, "--data.vocab_file FILE")

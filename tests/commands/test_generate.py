@@ -99,7 +99,7 @@ def test_text_is_that_of_predict_for_the_same_seed(trained, folder, tmp_path, ca
 def test_prompts_are_read_as_they_are_given(folder, tmp_path, capsys):
     """Whatever their lines or signs are in YAML, which the options of data are written in."""
     table = tmp_path / "text.parquet"
-    prompts = ["w1 w2\nw3", "w1\n\nw2\n", "w1: # w2", "[w1", "~"]
+    prompts = ["w1 w2\nw3", "w1\n\nw2\n", "w1: # w2", "[w1", "~", "1e3"]
     flags = ("--max_new_tokens", "1", "--out", str(table))
     assert generate(folder, *flags, prompts=prompts) == 0, capsys.readouterr().err
     data = WikiText103(data_dir=str(folder.parents[2] / "text"), corpus="other", prompts=prompts)
