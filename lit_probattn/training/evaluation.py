@@ -176,16 +176,23 @@ def reject_other_attention(
     Raises:
         ConfigError: they differ.
     """
+    model = config["model"]
+    given = {
+        key: {"class_path": value}
+        if key.endswith("attention") and isinstance(value, str)
+        else value
+        for key, value in (model.get("init_args") or {}).items()
+    }
     stored = {
         key: value
         for key, value in content.get("hyper_parameters", {}).items()
-        if key == "head_dim" or (key.endswith("attention") and isinstance(value, Mapping))
+        if key == "head_dim"
+        or (key.endswith("attention") and isinstance(value or given.get(key), Mapping))
     }
-    model = config["model"]
-    given = {key: model.get("init_args", {}).get(key) for key in stored}
+    given = {key: value for key, value in given.items() if key in stored}
     trained = canonical({"model": {**model, "init_args": stored}})
     now = canonical({"model": {**model, "init_args": given}})
-    old, new = flatten(trained), flatten(now)
+    old, new = _without_empty(flatten(trained)), _without_empty(flatten(now))
     in_weights = {name.rpartition(".")[2] for name in content.get("state_dict", {})}
     found = [
         key
@@ -198,6 +205,10 @@ def reject_other_attention(
             f"{checkpoint} was trained with another model (different: {_listed(found)}): pass "
             "the run's configuration by --config"
         )
+
+
+def _without_empty(flat: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in flat.items() if value != {}}
 
 
 def _listed(keys: Sequence[str]) -> str:

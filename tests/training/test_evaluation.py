@@ -19,7 +19,13 @@ import yaml
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.configs import read_yaml
 from lit_probattn.training.callbacks import PredictionWriter, predictions_frame
-from lit_probattn.training.evaluation import SampleCount, Scope, differences, limit_of
+from lit_probattn.training.evaluation import (
+    SampleCount,
+    Scope,
+    differences,
+    limit_of,
+    reject_other_attention,
+)
 from lit_probattn.training.trained import open_trained
 from tests.support.helpers import error_of
 from tests.support.runs import only_version, rewound, run, stateful
@@ -132,6 +138,35 @@ def test_a_copied_checkpoint_knows_its_attention(trained, tmp_path, key, value):
     options = {"checkpoint": path, "config": [other], "data": [], "device": "cpu"}
     with pytest.raises(ConfigError, match=rf"different: model\.init_args\.{re.escape(key)}\)"):
         open_trained(argparse.Namespace(**options))
+
+
+SOFTMAX = "lit_probattn.attention.SoftmaxAttention"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"attention": {"class_path": SOFTMAX}},
+        {"attention": {"class_path": SOFTMAX, "init_args": {}}, "head_dim": 32},
+        {"attention": "SoftmaxAttention"},
+    ],
+)
+def test_a_configuration_of_a_copied_checkpoint_may_leave_defaults_out(given):
+    """Files have what their author wrote; checkpoints have all arguments."""
+    attention = {"class_path": SOFTMAX, "init_args": {"bias": True, "score": "dot"}}
+    content = {"hyper_parameters": {"attention": attention, "head_dim": 32}}
+    model = {"class_path": "lit_probattn.tasks.SequenceClassifier", "init_args": given}
+    reject_other_attention(Path("x.ckpt"), content, {"model": model})
+
+
+def test_a_copied_checkpoint_without_attention_of_its_encoder_refuses_one():
+    attention = {"class_path": SOFTMAX, "init_args": {"num_heads": 8}}
+    linear = {"class_path": "lit_probattn.attention.LinearAttention"}
+    content = {"hyper_parameters": {"attention": attention, "encoder_attention": None}}
+    arguments = {"attention": attention, "encoder_attention": linear}
+    config = {"model": {"class_path": "lit_probattn.tasks.Translation", "init_args": arguments}}
+    with pytest.raises(ConfigError, match=r"different: .*encoder_attention\.class_path\)"):
+        reject_other_attention(Path("x.ckpt"), content, config)
 
 
 def test_an_edited_configuration_is_not_the_runs_own(uninterrupted, tmp_path):
