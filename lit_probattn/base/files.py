@@ -47,7 +47,7 @@ def replace_text(path: Path, text: str, *, durable: bool = False) -> None:
 
 def as_unicode(name: str) -> str:
     r"""Return a file name with `\xe4` for each byte that is not UTF-8, as files of text require."""
-    return os.fsencode(name).decode("utf-8", "backslashreplace")
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def cache_folders() -> list[Path]:

@@ -273,6 +273,8 @@ def test_a_logger_gets_no_arguments_of_the_task():
 def test_predictions_of_files_whose_names_are_not_unicode_are_written(monkeypatch):
     """Names of files may be any bytes; Parquet's texts may not."""
     names = [os.fsdecode(b"sp\xe4t.png"), "ä.png"]
+    in_ascii = partial(str.encode, encoding="ascii", errors="surrogateescape")
+    monkeypatch.setattr(os, "fsencode", in_ascii)  # of a system whose locale is not UTF-8
     files = SimpleNamespace(classes=names, name_of=lambda _, i: names[i], predict_split="test")
     module = task()
     monkeypatch.setattr(type(module), "datamodule", files)
