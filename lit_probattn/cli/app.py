@@ -252,15 +252,18 @@ class RunCLI(BareCLI):
         """Train in a run folder.
 
         Raises:
-            ConfigError: the model is not a `Task`, on which the training rules of runs depend.
+            ConfigError: the model of a run with checkpoints is not a `Task`, on which they depend.
         """
-        if not isinstance(self.model, Task):
+        trainer = self.part(self.config, "trainer")
+        saves = trainer.enable_checkpointing is not False and not trainer.fast_dev_run
+        if saves and not isinstance(self.model, Task):
             raise ConfigError(
                 f"model.class_path: {self.part(self.config, 'model').class_path} is not a task, "
-                "on whose training rules runs depend: derive it from lit_probattn.tasks.Task or "
-                "from one of its subclasses"
+                "on whose steps checkpoints depend: derive it from lit_probattn.tasks.Task or "
+                "from one of its subclasses, or train without checkpoints by "
+                "--trainer.enable_checkpointing false"
             )
-        if self.part(self.config, "trainer").fast_dev_run:
+        if trainer.fast_dev_run:
             self._take_weights(None)
             self.trainer.fit(**kwargs, ckpt_path=ckpt_path)
             return

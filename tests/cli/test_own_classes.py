@@ -6,16 +6,27 @@ import pytest
 
 from lit_probattn.base import allowed_code
 from tests.support.helpers import error_of
-from tests.support.runs import arguments
+from tests.support.runs import arguments, run
 
 MODULE = """
 import lightning.pytorch as pl
+import torch
 from torch.utils.data import DataLoader
 from datamodules import Synthetic
 
 class Model(pl.LightningModule):
     def __init__(self, num_classes: int, seed: int = 0):
         super().__init__()
+        self.head = torch.nn.Linear(1, num_classes)
+
+    def training_step(self, batch, batch_idx):
+        return self.head(batch["target"][:, None].float()).logsumexp(-1).mean()
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val/loss", self.training_step(batch, batch_idx))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
 
 class Data(pl.LightningDataModule):
     num_classes, vocab_size, max_seq_len = 10, 16, 32
@@ -60,6 +71,12 @@ def test_a_model_that_is_no_task_is_refused(command):
     assert "model.class_path" in line
     assert "mine.Model" in line
     assert "lit_probattn.tasks.Task" in line
+    assert "enable_checkpointing" in line
+
+
+@pytest.mark.parametrize("flag", ["enable_checkpointing=false", "fast_dev_run=true"])
+def test_another_model_trains_without_checkpoints(command, flag):
+    run(command("--model", "mine.Model", f"--trainer.{flag}"))
 
 
 def test_several_processes_that_would_each_read_all_data_are_refused(command):
