@@ -337,9 +337,12 @@ class RunCheckpoint(Checkpoint):
 
 def validation_follows(trainer: pl.Trainer) -> bool:
     """Whether Lightning validates directly after the current micro-batch."""
-    if not trainer.enable_validation:
+    epochs, loop = trainer.check_val_every_n_epoch, trainer.fit_loop.epoch_loop
+    if not trainer.enable_validation or (epochs and (trainer.current_epoch + 1) % epochs):
         return False
     if trainer.should_stop:
         return True
-    interval, done = trainer.val_check_batch, trainer.fit_loop.epoch_loop.total_batch_idx + 1
+    # With a number of epochs, Lightning counts from the beginning of each.
+    done = (loop.total_batch_idx if epochs is None else loop.batch_idx) + 1
+    interval = trainer.val_check_batch
     return interval is not None and interval != float("inf") and done % interval == 0

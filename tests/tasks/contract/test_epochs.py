@@ -62,25 +62,33 @@ def test_each_pass_over_the_same_batches_has_its_own_random_numbers():
     assert len(set(seen.states)) == 6
 
 
-def test_steps_beyond_the_first_epoch_are_saved_after_their_validation(tmp_path):
-    """Validations after 4, 8, 12 and 16 micro-batches, of which 6 are an epoch."""
+@pytest.mark.parametrize(
+    ("every", "expected"),
+    [
+        (None, "v4 c4 v8 c8 v12 c12 v16 c16"),
+        (1, "v4 c4 c8 v10 c12 v16 c16"),  # Lightning counts from the beginning of each epoch
+        (2, "c4 c8 v10 c12 c16"),
+    ],
+)
+def test_steps_beyond_the_first_epoch_are_saved_after_their_validation(tmp_path, every, expected):
+    """Validations after 4 micro-batches, of which 6 are an epoch, or after 4 of `every` epochs."""
     order = []
 
     class Order(Callback):
         def on_validation_end(self, trainer, *_):
-            order.append(("validation", trainer.global_step))
+            order.append(f"v{trainer.global_step}")
 
         def on_save_checkpoint(self, trainer, *_):
-            order.append(("checkpoint", trainer.global_step))
+            order.append(f"c{trainer.global_step}")
 
     checkpoint = RunCheckpoint(tmp_path, every_n_steps=4, monitor="val/none")
     module = task(softmax)
     module.may_omit = lambda metric: True
     options = {"val_check_interval": 4, "plugins": [CheckedCheckpointIO()]}
     options |= {"enable_checkpointing": True, "callbacks": [Order(), checkpoint]}
+    options["check_val_every_n_epoch"] = every
     trainer(16, **options).fit(module, Shuffled())
-    steps = [4, 8, 12, 16]
-    assert order == [(what, step) for step in steps for what in ("validation", "checkpoint")]
+    assert " ".join(order) == expected
     assert [step_of(path) for path in list_checkpoints(tmp_path, "step")] == [16, 12]
 
 
