@@ -12,6 +12,7 @@ from torch import Tensor
 from lit_probattn.attention.draws import keep_pairs
 from lit_probattn.attention.masks import Masks
 from lit_probattn.base.graphs import is_transformed, once_differentiable
+from lit_probattn.base.torch_internals import is_functionalized
 from lit_probattn.randomness import AttentionDropout
 
 
@@ -148,6 +149,8 @@ def within(x: Tensor, low: float, high: float) -> Tensor:
     A descent step goes against the gradient. The gradient of `clamp` is zero on both sides, so that
     a parameter that has left the range could never return.
     """
+    if is_functionalized():
+        return x.clamp(low, high)
     # PyTorch does not compile functions with a `jvp`.
     function = _WithinForTransforms if is_transformed() else _Within
     clamped: Tensor = function.apply(x, low, high)

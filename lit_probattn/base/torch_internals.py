@@ -55,6 +55,7 @@ __all__ = [
     "is_counted",
     "is_decomposed",
     "is_exporting",
+    "is_functionalized",
     "is_intercepted",
     "is_mapped",
     "is_proxied",
@@ -207,6 +208,17 @@ def is_transformed() -> bool:
     return torch._C._functorch.maybe_current_level() is not None or in_forward_mode()
 
 
+def is_functionalized() -> bool:
+    """Return whether this runs inside `torch.func.functionalize`.
+
+    It has no rule for functions with their own derivative (`torch.autograd.Function`).
+    """
+    if torch.compiler.is_compiling():
+        return False
+    levels = torch._C._functorch.get_interpreter_stack() or ()
+    return any(level.key() == torch._C._functorch.TransformType.Functionalize for level in levels)
+
+
 def is_intercepted(tensors: Iterable[Tensor]) -> bool:
     """Return whether something between a call and its kernels needs to see an operator.
 
@@ -289,11 +301,15 @@ def is_mapped(tensor: Tensor) -> bool:
 
 
 def outside_transforms(tensor: Tensor) -> Tensor:
-    """Return a tensor that can outlive the `torch.func.grad` or `jvp` in which it was computed."""
+    """Return a tensor that can outlive the transform in which it was computed.
+
+    That is `torch.func.grad`, `jvp` or `functionalize`.
+    """
     if torch.compiler.is_compiling():
         return tensor
-    while torch._C._functorch.is_gradtrackingtensor(tensor):
-        tensor = torch._C._functorch.get_unwrapped(tensor)
+    functorch = torch._C._functorch
+    while functorch.is_gradtrackingtensor(tensor) or functorch.is_functionaltensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
     return tensor
 
 

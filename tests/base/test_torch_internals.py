@@ -80,6 +80,21 @@ def test_tensors_of_transforms_are_unwrapped():
     assert seen[0][1].data_ptr() == x.data_ptr()
 
 
+def test_functionalize_is_seen_through_other_transforms():
+    seen = []
+
+    def note(x):
+        seen.append(torch_internals.is_functionalized())
+        return torch_internals.outside_transforms(x.clone()).sum()
+
+    x = torch.randn(3)
+    torch.func.grad(note)(x)
+    torch.func.functionalize(torch.func.grad(note))(x)
+    torch.func.grad(torch.func.functionalize(note))(x)
+    note(x)
+    assert seen == [False, True, True, False]
+
+
 def test_tangents_exist_inside_a_dual_level_only():
     assert not torch_internals.in_forward_mode()
     with torch.autograd.forward_ad.dual_level():

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 import torch
-from torch.func import functional_call, grad, jvp, vmap
+from torch.func import functional_call, functionalize, grad, jvp, vmap
 
 from lit_probattn.attention import MGKAttention
 from lit_probattn.attention.masks import Masks
@@ -129,7 +129,8 @@ def test_sums_of_transformed_passes_outlive_the_transform():
     def loss(parameters):
         return functional_call(layer, parameters, x).square().sum()
 
-    for transformed in (grad(loss), lambda p: jvp(loss, (p,), (p,)), grad(loss)):
+    transforms = grad(loss), lambda p: jvp(loss, (p,), (p,)), functionalize(loss), grad(loss)
+    for transformed in transforms:
         transformed(parameters)
         copied(x)
     again = pickle.loads(pickle.dumps(copy.deepcopy(layer)))

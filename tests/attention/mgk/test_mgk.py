@@ -201,6 +201,7 @@ def test_learned_variances_stop_at_their_bound_and_return_from_it(log_variance):
         assert torch.equal(torch.func.vmap(torch.func.grad(loss))(values[None])[0], gradient)
         _, slope = torch.func.jvp(loss, (values,), (torch.ones_like(values),))
         assert slope == 0
+        assert torch.func.functionalize(loss)(values) == loss(values)
 
 
 @pytest.mark.parametrize("learn", [False, True])  # by gradient, or by the M-step
