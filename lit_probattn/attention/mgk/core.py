@@ -442,15 +442,18 @@ class MGKCore(KeyNorms, Core):
         """
         if self.prior is None or not self.has_m_step or in_backward():
             return
-        if is_mapped(call.query):
+        components, variant = self.components(call.key).detach(), self.variant(call)
+        tensors = call.query, components, variant.log_prior, variant.variance
+        given = [*tensors, call.query_mask, call.masks.bias, *call.masks.boolean]
+        if any(x is not None and is_mapped(x) for x in given):
             raise NotImplementedError(
                 "e_step=soft sums responsibilities for its M-step, which torch.func.vmap cannot: "
                 "call eval() of the layers' cores, or set e_step=learned"
             )
         sums = responsibility_sums(
             call.query.detach(),
-            self.components(call.key).detach(),
-            self.variant(call),
+            components,
+            variant,
             masks=call.masks,
             query_mask=call.query_mask,
             weighting=self.em_weighting,

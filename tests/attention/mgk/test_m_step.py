@@ -136,8 +136,16 @@ def test_sums_of_transformed_passes_outlive_the_transform():
     again = pickle.loads(pickle.dumps(copy.deepcopy(layer)))
     expected = copied.core.prior_statistics()
     torch.testing.assert_close(again.core.prior_statistics(), expected, rtol=0, atol=1e-12)
-    with pytest.raises(NotImplementedError, match="e_step=learned"):
-        vmap(grad(lambda x: layer(x[None]).sum()))(x)
+    buffers = {name: buffer[None] for name, buffer in layer.named_buffers()}
+    mask = torch.ones(1, 2, 7, dtype=torch.bool)
+    for mapped, entries in (
+        (grad(lambda x: layer(x[None]).sum()), x),
+        (lambda memory: layer(x, memory), x[None]),
+        (lambda mask: layer(x, key_mask=mask), mask),
+        (lambda buffers: functional_call(layer, buffers, (x,)), buffers),
+    ):
+        with pytest.raises(NotImplementedError, match="e_step=learned"):
+            vmap(mapped)(entries)
     layer.core.eval()
     assert vmap(layer)(x[None]).shape == (1, *x.shape)
 
