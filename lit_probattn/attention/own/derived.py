@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter
@@ -36,7 +37,7 @@ from lit_probattn.attention.numerics import (
 )
 from lit_probattn.attention.variant import Engine, Variant
 from lit_probattn.base.graphs import written
-from lit_probattn.base.torch_internals import with_tensors
+from lit_probattn.base.torch_internals import in_backward, with_tensors
 
 __all__ = ["DerivedCore", "OwnScores", "OwnVariant", "OwnWeights", "takes_positions"]
 
@@ -170,10 +171,10 @@ def stored(call: HeadCall, variant: OwnVariant) -> Tensor:
 
 
 def _held(variant: OwnVariant) -> Callable[..., Tensor]:
-    """Return a caller of functions (function, *tensors) that fixes the layer's parameters.
+    """Return a caller of functions (function, *tensors) that keeps parameters for backward.
 
     Backward recomputes blocks after `torch.func.functional_call` has restored the parameters. A
-    graph contains them as inputs.
+    graph contains them as inputs. Buffers that a forward pass assigns remain assigned.
     """
     layer = getattr(variant.function, "__self__", None)
     if written() is not None or not isinstance(layer, nn.Module):
@@ -182,7 +183,7 @@ def _held(variant: OwnVariant) -> Callable[..., Tensor]:
     held |= layer.named_buffers(remove_duplicate=False)
 
     def call(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-        with with_tensors(layer, held):
+        with with_tensors(layer, held) if in_backward() else nullcontext():
             return function(*tensors)
 
     return call

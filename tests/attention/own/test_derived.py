@@ -57,6 +57,18 @@ class Distances(Dots):
         return super().reference_scores(query, key) - slopes[:, None, None] * apart
 
 
+class Counted(Dots):
+    """A layer whose scores assign a buffer."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.register_buffer("num_calls", torch.zeros(()))
+
+    def reference_scores(self, query, key):
+        self.num_calls = self.num_calls + 1
+        return query @ key.mT
+
+
 class OverKeys(Dots):
     """Scores that are divided by their spread over the keys: a pair depends on the others."""
 
@@ -112,6 +124,14 @@ def test_blocks_take_less_memory_than_the_scores():
     ):
         layer(torch.randn(2, 97, EMBED)).sum().backward()
     assert max(kept) < 4 * 97 * 97
+
+
+def test_buffers_that_scores_assign_remain_assigned():
+    layer = Counted(8, 2, backend="blockwise")
+    out = layer(torch.randn(1, 9, 8))
+    assert layer.num_calls == 1
+    out.sum().backward()  # computes the block again
+    assert layer.num_calls == 1
 
 
 def test_cost_is_softmax_attentions_where_the_scores_are():
