@@ -45,6 +45,7 @@ from lit_probattn.compare.tables import Metric, Row, Table, TaskEntry
 from lit_probattn.configs import (
     class_of,
     compose,
+    flatten,
     parameters_of,
     parse_settings,
     takes_any_name,
@@ -183,6 +184,8 @@ def _check_options(text: str, config: Mapping[str, Any], options: Sequence[str])
 
 def _metrics(config: str, names: Sequence[str]) -> dict[str, Metric]:
     content = compose([config], {})
+    if "model.class_path" not in flatten(content):
+        raise ConfigError(f"{config}: the file does not set model.class_path")
     monitor = setting(content, "run.monitor") or "val/accuracy"
     first = monitor.removeprefix("val/")
     if first.startswith("ppl_"):  # the test split can have another scoring mode

@@ -11,6 +11,7 @@ from jsonargparse import ArgumentParser
 
 from lit_probattn.__main__ import main
 from lit_probattn.base import allowed_code
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.compare.command import make_runs
 from lit_probattn.compare.flags import Place, flags
 from lit_probattn.compare.model import counts
@@ -136,6 +137,13 @@ def test_a_language_model_is_compared_by_what_selects_its_checkpoints():
     refuse_unlogged_metrics(task, compose([task.config], {}))
     (task,) = make_table(["wikitext103_small"], ["softmax"], ["test/loss"]).tasks.values()
     assert [(m.key, m.unit) for m in task.metrics.values()] == [("test/loss", "nats")]
+
+
+def test_a_task_without_a_model_is_one_line(tmp_path):
+    path = tmp_path / "own.yaml"
+    path.write_text("run: {monitor: val/loss}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"own\.yaml: the file does not set model\.class_path"):
+        make_table([str(path)], ["softmax"])
 
 
 @pytest.mark.parametrize(("task", "unit"), [("d4rl", "squared error"), ("uea", "nats")])
