@@ -138,7 +138,7 @@ def _selected(point: Point) -> list[str]:
 
         for layer in layers:
             layer.register_forward_hook(note)
-        with torch.no_grad():
+        with torch.set_grad_enabled(point.mode == "train"):  # which a learned bias requires
             model(make_inputs(point, device))
         return [found[layer] for layer in layers]
 

@@ -135,6 +135,29 @@ def test_auto_is_counted_as_it_runs(variant, mode):
     assert measured.backend_note.startswith(f"auto ({ran}): ")
 
 
+class LearnedBias(SoftmaxAttention):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.offset = nn.Parameter(torch.zeros(1, self.num_heads, 1, 1))
+
+    def forward(self, query, **kwargs):
+        num_tokens = query.shape[1]
+        return super().forward(query, bias=self.offset.expand(-1, -1, num_tokens, num_tokens))
+
+    def cost(self, seq_len):
+        raise NotImplementedError
+
+
+def test_auto_is_counted_with_the_gradient_of_a_bias():
+    """PyTorch's attention, which evaluation selects, does not give it."""
+    kind = f"{__name__}.LearnedBias", {}
+    (point,) = points({"it": kind}, "auto", "train")
+    (measured, *_) = measure_point(point)
+    count = torch_train_macs(build_model(point), make_inputs(point, "cpu"))
+    assert measured.macs == count.products, measured.reason
+    assert "native" in measured.backend_note
+
+
 def test_random_features_have_one_product_per_query_and_key():
     """The divisor of the keys is computed from the same products as their features."""
     favor = {"favor": (LINEAR, {"feature_map": "favor"})}
