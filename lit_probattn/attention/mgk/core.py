@@ -33,8 +33,14 @@ from lit_probattn.base.torch_internals import (
     FollowingModule,
     in_backward,
     is_mapped,
+    is_transformed,
     outside_transforms,
 )
+
+
+def _added(total: Tensor, sums: Tensor) -> Tensor:
+    """Return `total` + `sums`: in place, for replayed CUDA graphs, except inside transforms."""
+    return outside_transforms(total + sums) if is_transformed() else total.add_(sums)
 
 
 class MixtureVariance(FollowingModule):
@@ -109,7 +115,7 @@ class MixtureVariance(FollowingModule):
         sums = torch.stack([squares, weights]).to(torch.float64)
         if self._sums is None or self._sums.device != sums.device:
             self._sums = torch.zeros_like(sums)
-        self._sums = outside_transforms(self._sums + sums)
+        self._sums = _added(self._sums, sums)
 
     def statistics(self) -> Tensor:
         """Return the sums since the last `apply_statistics`, (2, num_heads, K)."""
@@ -229,7 +235,7 @@ class MixturePrior(nn.Module):
                 sums = sums.sum(1)
         if self._sums is None or self._sums.device != sums.device:
             self._sums = torch.zeros_like(sums)
-        self._sums = outside_transforms(self._sums + sums)
+        self._sums = _added(self._sums, sums)
 
     def statistics(self) -> Tensor:
         """Return the sums since the last `apply_statistics`: (2, *prior shape) float64."""

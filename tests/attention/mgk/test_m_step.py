@@ -120,6 +120,19 @@ def test_m_step_ignores_evaluation_and_recomputation():
     torch.testing.assert_close(sums[0], sums[1], atol=EXACT, rtol=0)
 
 
+def test_sums_are_added_in_place():
+    """A replayed CUDA graph accumulates nothing in a tensor that each pass replaces."""
+    densities = {"include_log_det": True, "em_weighting": "posterior"}
+    layer = MGKAttention(16, 2, e_step="soft", m_step_variance=True, **densities)
+    x = torch.randn(2, 7, 16)
+    parts = layer.core.prior, layer.core.variance
+    places = []
+    for _ in range(2):
+        layer(x)
+        places.append([part.statistics().data_ptr() for part in parts])
+    assert places[0] == places[1]
+
+
 def test_sums_of_transformed_passes_outlive_the_transform():
     densities = {"include_log_det": True, "em_weighting": "posterior"}
     layer = MGKAttention(16, 2, e_step="soft", m_step_variance=True, **densities).double()
