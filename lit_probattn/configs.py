@@ -330,8 +330,11 @@ def without_replaced(contents: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
     """Return configurations without attention that a later one replaces as a whole.
 
     A later class replaces another class, and whatever a task file or the configuration of a run
-    sets. Otherwise its arguments are merged, as in all other parts: Gaussian scores of an MGK run
-    would remain in softmax attention.
+    sets. Arguments of one class in several attention files are merged, as in all other parts. If
+    all were merged, Gaussian scores of an MGK run would remain in softmax attention.
+
+    Args:
+        contents: configurations in order, the last one with the highest precedence.
     """
     result: list[dict[str, Any]] = []
     later: dict[str, Any] = {}

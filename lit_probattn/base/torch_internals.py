@@ -294,7 +294,7 @@ def is_batched_gradient(grad: Tensor) -> bool:
 
 
 def is_mapped(tensor: Tensor) -> bool:
-    """Return whether a tensor stands for several, one for each entry of `torch.func.vmap`."""
+    """Return whether a tensor is batched by `torch.func.vmap`."""
     if torch.compiler.is_compiling():
         return False
     return bool(torch._C._functorch.is_batchedtensor(outside_transforms(tensor)))

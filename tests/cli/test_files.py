@@ -56,7 +56,7 @@ def test_attention_replaces_that_of_a_runs_configuration(tmp_path, first, then, 
 
 
 def test_attention_files_of_one_class_are_merged(tmp_path):
-    """A file of one's own after a preset changes what it names; another class replaces it."""
+    """A further file changes what it names; a file with another class replaces the attention."""
     attention = {"class_path": "lit_probattn.attention.MGKAttention", "init_args": {"dropout": 0.5}}
     own = tmp_path / "own.yaml"
     own.write_text(yaml.safe_dump(content_of(attention)))
