@@ -38,6 +38,10 @@ class Cache(ABC):
     def after_call(self, call: Any, variant: Any) -> None:  # noqa: B027
         """Update the cache after a `HeadCall` has read it; most caches do nothing."""
 
+    def take_back(self, length: int) -> None:
+        """Remove what a call that failed has appended to a cache of `length` positions."""
+        self.length = length
+
     @abstractmethod
     def read(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the same as `append`, without adding tokens."""
@@ -133,6 +137,10 @@ class KVCache(Cache):
         """
         if not 0 <= length <= self.length:
             raise ValueError(f"length must be in [0, {self.length}], received {length}")
+        self.length, self.num_terms = length, min(self.num_terms, length)
+
+    def take_back(self, length: int) -> None:
+        """Remove positions and terms after the first `length` positions."""
         self.length, self.num_terms = length, min(self.num_terms, length)
 
     def read(self) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -350,6 +350,8 @@ class Attention(RenamingModule):
         Raises:
             ValueError: sizes do not match; the message contains both.
             NotImplementedError: the requested backend does not support the call.
+
+            The cache is then unchanged.
         """
         if query.is_nested:
             given: dict[str, Any] = {"key_mask": key_mask, "query_mask": query_mask, "cache": cache}
@@ -360,22 +362,28 @@ class Attention(RenamingModule):
             return nested_like(query, out)
         if query_mask is not None:
             check_query_mask(query_mask, query)
-        masks: dict[str, Any] = {"attn_mask": attn_mask, "is_causal": is_causal, "bias": bias}
         packing = None
         if cu_seqlens is not None or cu_seqlens_k is not None:
             packing = packing_of(cu_seqlens, cu_seqlens_k)
             others = {"cache": cache, "memory": memory, "attn_mask": attn_mask, "bias": bias}
             refuse_beside_documents(**others)
-        if memory is None:
-            given = {"key_mask": key_mask, "cache": cache, "rng": rng, "packing": packing}
-            call = self.call(query, key, value, **given, **masks)
-        else:
-            named = {"key": key, "value": value, "key_mask": key_mask, "cache": cache}
-            call = self._recall(query, memory, named, rng=rng, **masks)
-        if query_mask is not None:
-            call = replace(call, query_mask=query_mask, output_mask=query_mask)
-        call = with_dropout(call, self.dropout if self.training else 0.0)
-        heads = self.gate(self.core(call), query)
+        length = 0 if cache is None else cache.length
+        try:
+            masks: dict[str, Any] = {"attn_mask": attn_mask, "is_causal": is_causal, "bias": bias}
+            if memory is None:
+                given = {"key_mask": key_mask, "cache": cache, "rng": rng, "packing": packing}
+                call = self.call(query, key, value, **given, **masks)
+            else:
+                named = {"key": key, "value": value, "key_mask": key_mask, "cache": cache}
+                call = self._recall(query, memory, named, rng=rng, **masks)
+            if query_mask is not None:
+                call = replace(call, query_mask=query_mask, output_mask=query_mask)
+            call = with_dropout(call, self.dropout if self.training else 0.0)
+            heads = self.gate(self.core(call), query)
+        except Exception:
+            if cache is not None:
+                cache.take_back(length)
+            raise
         result: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))
         return result
 

@@ -262,13 +262,18 @@ class Transformer(nn.Module):
             cu_seqlens: documents of an encoder's tokens, each of which attends to itself alone.
 
         Raises:
-            ValueError: the numbers of caches and layers differ, a decoder has no memory, or
-                documents are packed in a decoder.
+            ValueError: the numbers of caches and layers differ, the caches end at different
+                positions, a decoder has no memory, or documents are packed in a decoder.
         """
         layers = self.layers
         if caches is not None and len(caches) != len(layers):
             raise ValueError(
                 f"received {len(caches)} caches for {len(layers)} layers: expected one per layer"
+            )
+        if caches is not None and len({cache.next_position for cache in caches}) > 1:
+            raise ValueError(
+                "the layers' caches end at different positions, as after a call that failed in "
+                "the middle: start again with new_caches()"
             )
         if (memory is None) == self.is_decoder:
             raise ValueError(

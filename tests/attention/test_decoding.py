@@ -50,6 +50,23 @@ def test_step_equals_the_full_causal_pass(name, steps):
     torch.testing.assert_close(out, full, atol=1e-13, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["softmax", "mgk, equal, row eps", "linear, favor, grouped"])
+@pytest.mark.parametrize("failing", ["attn_mask", "backend"])
+def test_a_call_that_fails_leaves_the_cache_unchanged(name, failing):
+    layer, x = make(name), torch.randn(B, N, C, dtype=torch.float64)
+    cache = layer.new_cache()
+    with torch.no_grad():
+        full = layer(x, is_causal=True)
+        first = layer(x[:, :4], is_causal=True, cache=cache)
+        layer.backend = "flash" if failing == "backend" else "auto"
+        wrong = torch.ones(4, 99, dtype=torch.bool) if failing == "attn_mask" else None
+        with pytest.raises((ValueError, NotImplementedError)):
+            layer(x[:, 4:], is_causal=True, attn_mask=wrong, cache=cache)
+        layer.backend = "auto"
+        rest = layer(x[:, 4:], is_causal=True, cache=cache)
+    torch.testing.assert_close(torch.cat([first, rest], 1), full, atol=1e-12, rtol=0)
+
+
 @pytest.mark.parametrize("name", ["softmax", "linear, favor, grouped"])
 def test_gradients_through_a_cache_are_refused(name):
     """They would lack the keys and values, which the cache stores without their graph."""

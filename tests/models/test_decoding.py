@@ -175,3 +175,11 @@ def test_number_of_caches_must_fit():
     model = tiny()
     with pytest.raises(ValueError, match="received 1 caches for 2 layers"):
         model.encoder(torch.zeros(1, 3, 12).double(), caches=model.new_caches()[:1])
+
+
+def test_caches_of_a_call_that_failed_in_the_middle_are_refused():
+    model, x = tiny(), torch.zeros(1, 3, 12).double()
+    caches = model.new_caches()
+    model.encoder.layers[0].attention(x, is_causal=True, cache=caches[0])
+    with pytest.raises(ValueError, match="end at different positions"):
+        model.encoder(x, is_causal=True, caches=caches)
