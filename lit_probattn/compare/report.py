@@ -52,10 +52,13 @@ _COUNTS = ("num_parameters", "macs_published_length")
 _LEGEND = (
     "Mean ± standard deviation over seeds (n − 1). {}The 95 % interval of ours − baseline is "
     "paired if both rows have at least two common seeds, otherwise Welch's; * marks intervals "
-    "that exclude 0 (not corrected for multiple comparisons). FLOP ratio: multiply-adds of one "
-    "forward pass at full length, from the equations, relative to the baseline and without the "
-    "output layer of a language model. Minutes: mean training time on this machine."
+    "that exclude 0 (not corrected for multiple comparisons)."
 )
+_COLUMN_LEGENDS = {
+    "FLOP ratio": "FLOP ratio: multiply-adds of one forward pass at full length, from the "
+    "equations, relative to the baseline and without the output layer of a language model.",
+    "minutes": "Minutes: mean training time on this machine.",
+}
 
 
 @dataclass
@@ -112,7 +115,8 @@ class Report:
         spread = any(row.spread for row in self.table.rows.values())
         how = "with an undefined ±" if spread else "without deviations"
         published = _PUBLISHED_LEGEND.format(how) if self.table.published_runs else ""
-        return _LEGEND.format(published)
+        named = [text for name, text in _COLUMN_LEGENDS.items() if f" {name} " in self.lines[0]]
+        return " ".join([_LEGEND.format(published), *named])
 
     def plan(self, runs: Sequence[Run], commands: bool) -> list[str]:
         """Return the lines of a dry run about the steps after training.

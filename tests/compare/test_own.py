@@ -269,6 +269,8 @@ def test_variants_run_over_seeds_and_are_reported(tmp_path, monkeypatch, capsys)
     )
     assert "Cheapest on lra_listops_tiny, ratio to the baseline: parameters: smgk" in text
     assert "Unequal settings" in text  # own.yaml has no attention dropout
+    assert "Minutes: mean" in text  # explains the columns it shows
+    assert "FLOP ratio" not in text
     measured = pd.read_csv(out / "rows.csv").groupby("row")["full parameters_ratio"].first()
     assert measured["softmax"] == 1
     assert (out / "figures/learning_curves.png").is_file()
