@@ -38,7 +38,8 @@ class MixtureOptions(KeyOptions):
     """Options of mixture keys, their priors and shifts, which MLK shares.
 
     Args:
-        prior_share: one prior per layer, per head, or per head and key position.
+        prior_share: one prior per layer, per head, or per head and key position, which counts
+            padding.
         prior_param: setting A stores clamped values (the paper) or logits.
         max_positions: longest key sequence, for `head_position`.
         shift_init_std: standard deviation of the initial shifts (paper 1, code 0.5).

@@ -221,4 +221,9 @@ def _summary(settings: Settings, reports: list[LayerReport]) -> list[str]:
         )
     elif settings.keys_per_head > settings.group_size:
         lines.append("  components start equal (spread=0) and stay equal: for comparison only")
+    if settings.options.get("prior_share") == "head_position":
+        lines.append(
+            "  prior_share head_position: positions include padding, so outputs after padding on "
+            "the left differ from those without"
+        )
     return lines

@@ -82,6 +82,14 @@ def test_equal_components_never_separate_and_others_do(spread):
         assert "components start 0.1 apart" in str(report)
 
 
+def test_priors_per_position_are_said_to_count_padding():
+    for share, said in (("head", False), ("head_position", True)):
+        model, _ = TORCH["encoder"]()
+        options = {"max_positions": 64} if said else {}
+        _, report = lit_probattn.swap(model, "mgk", prior_share=share, **options)
+        assert ("positions include padding" in str(report)) == said
+
+
 def distance(layer: nn.Module) -> float:
     second = layer.cores.core(0).key_weight[0]
     return float((layer.in_proj_weight[24:48] - second).detach().abs().max())
