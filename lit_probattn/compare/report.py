@@ -54,6 +54,12 @@ _LEGEND = (
     "paired if both rows have at least two common seeds, otherwise Welch's; * marks intervals "
     "that exclude 0 (not corrected for multiple comparisons)."
 )
+_NOT_ALONE = "differences are not due to the attention alone"
+_EFFECTS = {  # of settings in which rows may differ
+    "attention dropout": _NOT_ALONE,
+    "precision": _NOT_ALONE,
+    "backend": "this affects time, and scores only by rounding",
+}
 _COLUMN_LEGENDS = {
     "FLOP ratio": "FLOP ratio: multiply-adds of one forward pass at full length, from the "
     "equations, relative to the baseline and without the output layer of a language model.",
@@ -486,9 +492,10 @@ class Report:
         found: dict[str, list[str]] = {}
         for task in (one.name for one in self.tasks if one.name in by_task):
             baselines = dict.fromkeys(by_task[task], self.table.baseline_of(task))
-            effect = "differences are not due to the attention alone"
-            for line in unequal_sides(by_task[task], baselines, effect):
-                found.setdefault(line, []).append(task)
+            for key, effect in _EFFECTS.items():
+                sides = {name: {key: settings[key]} for name, settings in by_task[task].items()}
+                for line in unequal_sides(sides, baselines, effect):
+                    found.setdefault(line, []).append(task)
         return [
             line if len(tasks) == len(by_task) else f"{', '.join(tasks)}: {line}"
             for line, tasks in found.items()

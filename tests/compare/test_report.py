@@ -540,7 +540,8 @@ def test_unequal_sides_are_flagged_before_the_table(tmp_path):
         in above
     )
     assert (
-        "**Unequal settings: backend is blockwise (fish_1) and sdpa (baseline softmax_2):" in above
+        "**Unequal settings: backend is blockwise (fish_1) and sdpa (baseline softmax_2): this "
+        "affects time, and scores only by rounding.**" in above
     )
     assert "(mgk_1)" not in above
     assert "precision" not in above
