@@ -99,8 +99,8 @@ class OwnText(NewSamples, AtPath, Divided, OwnTokens, TextStream):
 
     `path` is a text file, a Parquet file with a column `text`, or a folder of such files, searched
     recursively. If a folder has files named train, val and test, these are the splits, and others
-    are ignored with a warning. Otherwise the text is split by a hash: whole files if there are at
-    least 20, else groups of lines. `new_path` is a single file.
+    are ignored with a warning; only some of the three are an error. Otherwise the text is split by
+    a hash: whole files if there are at least 20, else groups of lines. `new_path` is a single file.
 
     Args:
         **kwargs: Arguments of NewSamples, AtPath, Divided, OwnTokens and TextStream.
@@ -139,18 +139,19 @@ class OwnText(NewSamples, AtPath, Divided, OwnTokens, TextStream):
         """Return the file of each split by its name; empty if the text has to be divided."""
         if self.path.is_file():
             return {}
-        present = {split_of(path.stem) for path in files}
+        named = [path for path in files if split_of(path.stem) is not None]
+        if not named:
+            return {}
+        present = {split_of(path.stem) for path in named}
         missing = [name for name in SPLITS if name not in present]
-        if not missing:
-            found = by_split(self.path, self._inside(files))
-            return {name: self.path / found[name] for name in SPLITS}
-        if "train" in present:
-            names = ", ".join(path.name for path in files[:5])
+        if missing:
+            names = ", ".join(path.name for path in named[:5])
             raise DataError(
                 f"{self.path} has {names}, but the {', '.join(missing)} file is missing; add it, "
                 "or rename the files so that they are split automatically"
             )
-        return {}
+        found = by_split(self.path, self._inside(files))
+        return {name: self.path / found[name] for name in SPLITS}
 
     def _inside(self, files: Iterable[Path]) -> list[str]:
         return [str(path.relative_to(self.path)) for path in files]

@@ -89,6 +89,15 @@ def test_two_files_of_one_split_are_refused(tmp_path):
         data(tmp_path)
 
 
+@pytest.mark.parametrize("names", [("corpus", "test"), ("wiki.valid", "wiki.test", "part 1")])
+def test_a_folder_without_the_training_file_is_refused(tmp_path, names):
+    """Divided, the test file would be trained on."""
+    for name in names:
+        (tmp_path / f"{name}.txt").write_text("".join(f"{name} {i}\n" for i in range(300)))
+    with pytest.raises(DataError, match=r"has (wiki\.)?test\.txt, .*the train(, val)? file is"):
+        data(tmp_path)
+
+
 def test_a_file_that_is_called_as_a_split_is_divided(tmp_path):
     """The others of its folder belong to no data at this path."""
     write_splits(tmp_path)
