@@ -59,6 +59,7 @@ def main(
             print(_overview())
             return 0 if any(helps) else 2
         command = _one_of(COMMANDS, arguments[0], "command")
+        _reject_duplicates(arguments[2:])
         if command == "check" and _is_path(arguments[1]):
             return _check_path(arguments[1], arguments[2:], options_of)
         name = _one_of(REGISTRY, arguments[1], "data set")
@@ -150,6 +151,14 @@ def _reject_unknown(parser: ArgumentParser, options: list[str]) -> None:
         flag = option.split("=", 1)[0]
         if re.match(r"-(?![\d.])", flag) and flag not in known:
             raise ConfigError(f"unknown option {flag}{nearest(flag, known, lists=False)}")
+
+
+def _reject_duplicates(options: list[str]) -> None:
+    """Raise ConfigError for an option that is given twice, of which the last would count."""
+    flags = [option.partition("=")[0] for option in options if option.startswith("--")]
+    for flag in flags:
+        if flags.count(flag) > 1:
+            raise ConfigError(f"duplicate {flag}; keep one")
 
 
 def _parser(command: str, name: str, data_class: type) -> ArgumentParser:

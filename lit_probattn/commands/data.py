@@ -26,6 +26,8 @@ def _with_task(words: list[str]) -> list[str]:
     if name not in named_files("task") or name in set(REGISTRY) - set(KINDS.values()):
         return words
     data_set, options = _data_of(name)
+    given = {word.partition("=")[0] for word in words[2:]}
+    options = [option for option in options if option.partition("=")[0] not in given]
     return [words[0], data_set, *options, *words[2:]]
 
 

@@ -27,7 +27,8 @@ def test_a_task_is_its_data_set_with_the_options_of_its_file(monkeypatch):
     own = read_yaml(CONFIGS / "tasks/tiny/lra_listops.yaml")["data"]["init_args"]
     (words,) = given
     assert words[:2] == ["check", "listops"]
-    assert words[-2:] == ["--batch_size", "3"]  # the user's come last, and win
+    assert words[-2:] == ["--batch_size", "3"]  # instead of the file's
+    assert own.pop("batch_size") != 3
     assert dict(word[2:].split("=") for word in words[2:-2]) == {
         key: str(value).lower() if isinstance(value, bool) else str(value)
         for key, value in own.items()
