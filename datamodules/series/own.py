@@ -225,8 +225,8 @@ class OwnSeries(SeriesData, OwnSamples):
 def _require_steps(steps: Sequence[str], train: Sequence[str], path: str) -> None:
     """Raise a DataError unless the steps of a wide table have the names of those of training.
 
-    Tables may differ in the number of steps; further names continue the numbering of training. An
-    empty list has no names to compare.
+    Tables may differ in the number of steps; further names continue the numbering of training,
+    evenly if it is even and each name has one number. An empty list has no names to compare.
     """
     if not steps or not train:
         return
@@ -242,6 +242,20 @@ def _require_steps(steps: Sequence[str], train: Sequence[str], path: str) -> Non
                 f"{path}: column {name!r} does not continue the steps of training, which end with "
                 f"{train[-1]!r}; remove it, or, if it contains the labels, rename it to the "
                 "label_column of training"
+            )
+    numbers = [_NUMBER.findall(name) for name in steps]
+    if any(len(found) != 1 for found in (*numbers, *map(_NUMBER.findall, train))):
+        return  # such as dates, whose order is not checked
+    distances = {int(b) - int(a) for (a,), (b,) in pairwise(map(_NUMBER.findall, train))}
+    if len(distances) != 1:
+        return
+    (distance,) = distances
+    for place in range(len(train), len(steps)):
+        if int(numbers[place][0]) - int(numbers[place - 1][0]) != distance:
+            raise DataError(
+                f"{path}: column {steps[place]!r} follows {steps[place - 1]!r}, but the numbering "
+                f"of training counts by {distance}; write a column for every step, empty where "
+                "there is no value"
             )
 
 

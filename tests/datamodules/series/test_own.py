@@ -444,6 +444,22 @@ def test_steps_of_wide_tables_in_another_order_are_refused(tmp_path, option):
         data(mine, **{option: str(more)})
 
 
+@pytest.mark.parametrize("further", [["t5"], ["t5", "t4"], ["t4", "t6"]])
+def test_further_steps_of_wide_tables_leave_out_none(tmp_path, further):
+    mine = wide(tmp_path / "mine.csv", STEPS)
+    new = wide(tmp_path / "new.csv", [*STEPS, *further], offset=1000)
+    with pytest.raises(DataError, match=r"new\.csv: column 't[56]' .*counts by 1"):
+        data(mine, new_path=str(new))
+
+
+@pytest.mark.parametrize("names", [["d0", "d10", "d20", "d30"], ["d0", "d1", "d5", "d7"]])
+def test_steps_need_not_count_by_one(tmp_path, names):
+    """Those that are not evenly numbered can be followed by any number."""
+    mine = wide(tmp_path / "mine.csv", names[:3])
+    new = wide(tmp_path / "new.csv", names, offset=1000)
+    assert len(data(mine, new_path=str(new)).split("test").series(0)) == 4
+
+
 @pytest.mark.parametrize("given", [{}, {"label_column": "label"}])
 def test_labels_of_another_name_are_not_a_step_of_a_wide_table(tmp_path, given):
     mine = wide(tmp_path / "mine.csv", STEPS)
