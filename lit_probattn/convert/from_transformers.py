@@ -66,6 +66,7 @@ _COUNTS = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
     *("intermediate_size", "max_position_embeddings", "type_vocab_size"),
 )
+_HEAD_DROPOUT = 0.1  # default of TextClassifier
 _SHARES = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 ATTENTION = "lit_probattn.attention.SoftmaxAttention"
 _PADDING: dict[Family, int] = {"bert": 0, "roberta": 1}
@@ -197,6 +198,20 @@ def read_sizes(family: Family, config: Mapping[str, Any]) -> tuple[dict[str, Any
     return sizes, heads
 
 
+def read_head_dropout(config: Mapping[str, Any]) -> float:
+    """Return the dropout of a classification head, by default that of the encoder.
+
+    Raises:
+        ConfigError: it is not a number in [0, 1).
+    """
+    value = config.get("classifier_dropout")
+    if value is None:
+        value = config.get("hidden_dropout_prob", _DEFAULTS["hidden_dropout_prob"])
+    if not _is_number(value, int, float) or not 0 <= value < 1:
+        raise ConfigError(f"classifier_dropout must be a number in [0, 1), received {value!r}")
+    return float(value)
+
+
 def read_classes(config: Mapping[str, Any], count: int) -> list[str] | None:
     """Return the label of each class index, or None if they are LABEL_0, LABEL_1, ….
 
@@ -282,6 +297,9 @@ def convert(
         sizes["num_classes"] = len(state["classifier.weight"])
         with prefixed(path, ConfigError):
             classes = read_classes(config, sizes["num_classes"])
+            dropout = read_head_dropout(config)
+        if dropout != _HEAD_DROPOUT:  # otherwise the sizes also suit tasks with another head
+            sizes["head_dropout"] = dropout
     first = first_row(family, config)
     _require_shapes(layout, state, {**sizes, "max_seq_len": first + sizes["max_seq_len"]}, path)
     state["positions.offsets.weight"] = state["positions.offsets.weight"][first:].clone()

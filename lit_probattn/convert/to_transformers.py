@@ -138,6 +138,8 @@ def export_model(
     }
     if "labels" in layout.parts:
         count = len(tensors["classifier.weight"])
+        if "head_dropout" in sizes:
+            written["classifier_dropout"] = sizes["head_dropout"]
         if len(config.get("id2label") or ()) != count:
             written["id2label"] = {str(i): f"LABEL_{i}" for i in range(count)}
             written["label2id"] = {f"LABEL_{i}": i for i in range(count)}

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+import yaml
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -199,6 +200,21 @@ def test_labels_in_another_order_are_refused_and_put_in_order(tmp_path, capsys):
     given = {theirs: batches[0][ours] for ours, theirs in names.items()}
     with torch.no_grad():
         torch.testing.assert_close(again(**given).logits, model(**given).logits[:, [2, 1, 0]])
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({"classifier_dropout": 0.3}, 0.3), ({"hidden_dropout_prob": 0.2}, 0.2)],
+)
+def test_a_classifier_keeps_the_dropout_of_its_head(tmp_path, given, expected):
+    """Without classifier_dropout it is that of the encoder, in both directions."""
+    imported("RobertaForSequenceClassification", tmp_path, **given)
+    written = yaml.safe_load((tmp_path / "bert.yaml").read_text(encoding="utf-8"))
+    assert written["model"]["init_args"]["head_dropout"] == expected
+    back = tmp_path / "back"
+    assert main(["convert", "to_transformers", str(tmp_path / "bert.ckpt"), str(back)]) == 0
+    config = json.loads((back / "config.json").read_text(encoding="utf-8"))
+    assert config["classifier_dropout"] == expected
 
 
 def test_classes_without_names_are_told_and_can_be_named(theirs, tmp_path, capsys):
