@@ -66,7 +66,7 @@ _COUNTS = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
     *("intermediate_size", "max_position_embeddings", "type_vocab_size"),
 )
-_HEAD_DROPOUT = 0.1  # default of TextClassifier
+HEAD_DROPOUT = 0.1  # default of TextClassifier
 _SHARES = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 ATTENTION = "lit_probattn.attention.SoftmaxAttention"
 _PADDING: dict[Family, int] = {"bert": 0, "roberta": 1}
@@ -298,7 +298,7 @@ def convert(
         with prefixed(path, ConfigError):
             classes = read_classes(config, sizes["num_classes"])
             dropout = read_head_dropout(config)
-        if dropout != _HEAD_DROPOUT:  # otherwise the sizes also suit tasks with another head
+        if dropout != HEAD_DROPOUT:  # otherwise the sizes also suit tasks with another head
             sizes["head_dropout"] = dropout
     first = first_row(family, config)
     _require_shapes(layout, state, {**sizes, "max_seq_len": first + sizes["max_seq_len"]}, path)

@@ -23,7 +23,7 @@ from lit_probattn.base.arguments import Parser
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.configs import attention_entry, build_attention
 from lit_probattn.convert.files import attention_file, find_layers
-from lit_probattn.convert.from_transformers import ACTIVATIONS, first_row
+from lit_probattn.convert.from_transformers import ACTIVATIONS, HEAD_DROPOUT, first_row
 from lit_probattn.convert.transformers_files import write_model
 from lit_probattn.convert.transformers_names import FAMILIES, Family, Layout, Part, require_names
 from lit_probattn.training.checkpoints import (
@@ -138,8 +138,7 @@ def export_model(
     }
     if "labels" in layout.parts:
         count = len(tensors["classifier.weight"])
-        if "head_dropout" in sizes:
-            written["classifier_dropout"] = sizes["head_dropout"]
+        written["classifier_dropout"] = sizes.get("head_dropout", HEAD_DROPOUT)
         if len(config.get("id2label") or ()) != count:
             written["id2label"] = {str(i): f"LABEL_{i}" for i in range(count)}
             written["label2id"] = {f"LABEL_{i}": i for i in range(count)}

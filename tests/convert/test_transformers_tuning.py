@@ -204,13 +204,17 @@ def test_labels_in_another_order_are_refused_and_put_in_order(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [({"classifier_dropout": 0.3}, 0.3), ({"hidden_dropout_prob": 0.2}, 0.2)],
+    [
+        ({"classifier_dropout": 0.3}, 0.3),
+        ({"hidden_dropout_prob": 0.2}, 0.2),
+        ({"classifier_dropout": 0.1, "hidden_dropout_prob": 0.2}, 0.1),
+    ],
 )
 def test_a_classifier_keeps_the_dropout_of_its_head(tmp_path, given, expected):
     """Without classifier_dropout it is that of the encoder, in both directions."""
     imported("RobertaForSequenceClassification", tmp_path, **given)
     written = yaml.safe_load((tmp_path / "bert.yaml").read_text(encoding="utf-8"))
-    assert written["model"]["init_args"]["head_dropout"] == expected
+    assert written["model"]["init_args"].get("head_dropout", 0.1) == expected
     back = tmp_path / "back"
     assert main(["convert", "to_transformers", str(tmp_path / "bert.ckpt"), str(back)]) == 0
     config = json.loads((back / "config.json").read_text(encoding="utf-8"))
