@@ -38,9 +38,17 @@ class Cache(ABC):
     def after_call(self, call: Any, variant: Any) -> None:  # noqa: B027
         """Update the cache after a `HeadCall` has read it; most caches do nothing."""
 
-    def take_back(self, length: int) -> None:
-        """Remove what a call that failed has appended to a cache of `length` positions."""
-        self.length = length
+    def attributes(self) -> dict[str, Any]:
+        """Return the present attributes, for `restore`, without copies of tensors."""
+        return dict(vars(self))
+
+    def restore(self, attributes: dict[str, Any]) -> None:
+        """Set the attributes from before a call that failed.
+
+        Calls may write into tensors of the cache only at positions after the first `length`.
+        """
+        vars(self).clear()
+        vars(self).update(attributes)
 
     @abstractmethod
     def read(self) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -137,10 +145,6 @@ class KVCache(Cache):
         """
         if not 0 <= length <= self.length:
             raise ValueError(f"length must be in [0, {self.length}], received {length}")
-        self.length, self.num_terms = length, min(self.num_terms, length)
-
-    def take_back(self, length: int) -> None:
-        """Remove positions and terms after the first `length` positions."""
         self.length, self.num_terms = length, min(self.num_terms, length)
 
     def read(self) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -351,7 +351,7 @@ class Attention(RenamingModule):
             ValueError: sizes do not match; the message contains both.
             NotImplementedError: the requested backend does not support the call.
 
-            The cache is then unchanged.
+            After these and other exceptions, also of hooks, the cache and the memory are unchanged.
         """
         if query.is_nested:
             given: dict[str, Any] = {"key_mask": key_mask, "query_mask": query_mask, "cache": cache}
@@ -367,24 +367,41 @@ class Attention(RenamingModule):
             packing = packing_of(cu_seqlens, cu_seqlens_k)
             others = {"cache": cache, "memory": memory, "attn_mask": attn_mask, "bias": bias}
             refuse_beside_documents(**others)
-        length = 0 if cache is None else cache.length
+        masks: dict[str, Any] = {"attn_mask": attn_mask, "is_causal": is_causal, "bias": bias}
+        named = {"key": key, "value": value, "key_mask": key_mask, "cache": cache}
+        given = {"memory": memory, "query_mask": query_mask, "rng": rng, "packing": packing}
+        if cache is None:  # torch.compile cannot continue a function that breaks inside `try`
+            return self._attend(query, named, masks, **given)
+        before = cache.attributes()
         try:
-            masks: dict[str, Any] = {"attn_mask": attn_mask, "is_causal": is_causal, "bias": bias}
-            if memory is None:
-                given = {"key_mask": key_mask, "cache": cache, "rng": rng, "packing": packing}
-                call = self.call(query, key, value, **given, **masks)
-            else:
-                named = {"key": key, "value": value, "key_mask": key_mask, "cache": cache}
-                call = self._recall(query, memory, named, rng=rng, **masks)
-            if query_mask is not None:
-                call = replace(call, query_mask=query_mask, output_mask=query_mask)
-            call = with_dropout(call, self.dropout if self.training else 0.0)
-            heads = self.gate(self.core(call), query)
+            return self._attend(query, named, masks, **given)
         except Exception:
-            if cache is not None:
-                cache.take_back(length)
+            cache.restore(before)
             raise
+
+    def _attend(
+        self,
+        query: Tensor,
+        named: Mapping[str, Any],
+        masks: Mapping[str, Any],
+        *,
+        memory: Memory | None,
+        query_mask: Tensor | None,
+        rng: RandomKey | None,
+        packing: Packing | None,
+    ) -> Tensor:
+        """Return the output (B, N, C) for the keys in `named`, or those of `memory`."""
+        if memory is None:
+            call = self.call(query, **named, rng=rng, packing=packing, **masks)
+        else:
+            call = self._recall(query, memory, named, rng=rng, **masks)
+        if query_mask is not None:
+            call = replace(call, query_mask=query_mask, output_mask=query_mask)
+        call = with_dropout(call, self.dropout if self.training else 0.0)
+        heads = self.gate(self.core(call), query)
         result: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))
+        if memory is not None:
+            memory.num_read += query.shape[1]
         return result
 
     if TYPE_CHECKING:
@@ -489,7 +506,7 @@ class Attention(RenamingModule):
         rng: RandomKey | None,
         **pairs: Any,
     ) -> HeadCall:
-        """Return the call of queries that read an encoder memory, and count them."""
+        """Return the call of queries that read an encoder memory."""
         named = [name for name, item in given.items() if item is not None]
         named += ["is_causal"] if pairs["is_causal"] else []
         if named:
@@ -505,7 +522,6 @@ class Attention(RenamingModule):
         q = split_heads(self.query_proj(query), self.layout.query)
         sizes = (q.shape[0], self.layout.out, q.shape[2], v.shape[2])
         masks, first = make_masks(*sizes, key_mask=key_mask, **pairs), memory.num_read
-        memory.num_read += q.shape[2]
         side, cache = self.query_side(query), memory.cache
         return HeadCall(q, k, v, masks, rng=rng, cache=cache, first_query=first, side=side)
 

@@ -10,6 +10,7 @@ import torch
 
 from lit_probattn.attention import KVCache
 from lit_probattn.attention.engines.cached import merge_partials, partial_attention
+from lit_probattn.commands.bounded_cache import BoundedCache, CacheBound
 from lit_probattn.randomness import RandomKey
 from tests.attention.decoding_layers import CACHED, LAYERS, B, C, E, N, make
 from tests.support.helpers import cache_bytes_per_token, cpu_backends
@@ -65,6 +66,64 @@ def test_a_call_that_fails_leaves_the_cache_unchanged(name, failing):
         layer.backend = "auto"
         rest = layer(x[:, 4:], is_causal=True, cache=cache)
     torch.testing.assert_close(torch.cat([first, rest], 1), full, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["softmax", "linear, favor, grouped", "linear fish"])
+def test_a_hook_that_fails_leaves_the_cache_unchanged(name, monkeypatch):
+    """It runs after a state has been updated."""
+    check_failing_hook(make(name), lambda layer: layer.new_cache(), monkeypatch)
+
+
+def test_a_hook_that_fails_leaves_a_bounded_cache_unchanged(monkeypatch):
+    """It runs after the eviction."""
+    bound = CacheBound(4)
+    check_failing_hook(make("softmax"), lambda layer: BoundedCache(bound), monkeypatch)
+
+
+def check_failing_hook(layer, make_cache, monkeypatch):
+    x, caches = torch.randn(B, N, C, dtype=torch.float64), [make_cache(layer) for _ in range(2)]
+
+    def fail(out, x):
+        raise RuntimeError("gate")
+
+    with torch.no_grad():
+        for cache in caches:
+            layer(x[:, :4], is_causal=True, cache=cache)
+        with monkeypatch.context() as patch:
+            patch.setattr(layer, "gate", fail)
+            with pytest.raises(RuntimeError, match="gate"):
+                layer(x[:, 4:6], is_causal=True, cache=caches[0])
+        rest = [layer(x[:, 4:], is_causal=True, cache=cache) for cache in caches]
+    torch.testing.assert_close(rest[0], rest[1], atol=1e-13, rtol=0)
+    assert caches[0].next_position == caches[1].next_position == N
+
+
+@pytest.mark.parametrize("first", [0, 4])
+def test_a_batch_that_is_refused_leaves_the_cache_unchanged(first):
+    """Another number of sequences, as the first call or with the first key mask."""
+    layer, x = make("softmax"), torch.randn(B, N, C, dtype=torch.float64)
+    wrong, cache = torch.randn(B + 1, 2, C, dtype=torch.float64), layer.new_cache()
+    given = {"is_causal": True, "cache": cache}
+    with torch.no_grad():
+        full = layer(x, is_causal=True)
+        if first:
+            layer(x[:, :first], **given)
+            other = {"key_mask": torch.ones(B + 1, 2, dtype=torch.bool)}
+        else:
+            other = {"attn_mask": torch.ones(2, 99, dtype=torch.bool)}
+        with pytest.raises(ValueError, match="shape"):
+            layer(wrong, **other, **given)
+        rest = layer(x[:, first:], **given)
+    torch.testing.assert_close(rest, full[:, first:], atol=1e-12, rtol=0)
+
+
+def test_a_call_that_fails_is_not_counted_by_the_memory():
+    layer, x = make("softmax"), torch.randn(B, N, C, dtype=torch.float64)
+    memory = layer.remember(x)
+    layer.backend = "flash"
+    with torch.no_grad(), pytest.raises((ValueError, NotImplementedError)):
+        layer(x[:, :2], memory=memory)
+    assert memory.num_read == 0
 
 
 @pytest.mark.parametrize("name", ["softmax", "linear, favor, grouped"])
