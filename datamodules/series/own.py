@@ -226,7 +226,8 @@ def _require_steps(steps: Sequence[str], train: Sequence[str], path: str) -> Non
     """Raise a DataError unless the steps of a wide table have the names of those of training.
 
     Tables may differ in the number of steps; further names continue the numbering of training,
-    evenly if it is even and each name has one number. An empty list has no names to compare.
+    evenly if it is even and each name has one number, of fewer than six digits (a month 202012
+    precedes 202101). An empty list has no names to compare.
     """
     if not steps or not train:
         return
@@ -244,8 +245,9 @@ def _require_steps(steps: Sequence[str], train: Sequence[str], path: str) -> Non
                 "label_column of training"
             )
     numbers = [_NUMBER.findall(name) for name in steps]
-    if any(len(found) != 1 for found in (*numbers, *map(_NUMBER.findall, train))):
-        return  # such as dates, whose order is not checked
+    for found in (*numbers, *map(_NUMBER.findall, train)):
+        if len(found) != 1 or len(found[0]) >= 6:
+            return  # such as dates, whose order is not checked
     distances = {int(b) - int(a) for (a,), (b,) in pairwise(map(_NUMBER.findall, train))}
     if len(distances) != 1:
         return

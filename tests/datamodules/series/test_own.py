@@ -460,6 +460,21 @@ def test_steps_need_not_count_by_one(tmp_path, names):
     assert len(data(mine, new_path=str(new)).split("test").series(0)) == 4
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["202010", "202011", "202012", "202101"],
+        ["d20240229", "d20240301", "d20240302", "d20240303"],
+        ["d20240129", "d20240130", "d20240131", "d20240201"],
+    ],
+)
+def test_steps_of_wide_tables_may_be_dates(tmp_path, names):
+    """The number of the first month or day of the next year or month is not the next number."""
+    mine = wide(tmp_path / "mine.csv", names[:3])
+    new = wide(tmp_path / "new.csv", names, offset=1000)
+    assert len(data(mine, new_path=str(new)).split("test").series(0)) == 4
+
+
 @pytest.mark.parametrize("given", [{}, {"label_column": "label"}])
 def test_labels_of_another_name_are_not_a_step_of_a_wide_table(tmp_path, given):
     mine = wide(tmp_path / "mine.csv", STEPS)
