@@ -104,6 +104,8 @@ def _is_path(word: str) -> bool:
 
 def _check_path(path: str, options: list[str], options_of: Callable[[str], list[str]]) -> int:
     """Read the user's data as its task reads them, and print a summary."""
+    if _without(options, "--path")[1] is not None:
+        raise ConfigError(f"{path}: --path names other data; keep one")
     options, given = _without(options, "--kind")
     task = KINDS[kind_of(path, given)]
     status = _run("check", task, [*options_of(task), f"--path={path}", *options])

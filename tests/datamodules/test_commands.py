@@ -138,6 +138,7 @@ def test_check_compares_a_release_with_its_published_sizes(name, tmp_path: Path,
         (["prepare", "synthetic", "--batch_size", "-3"], "batch_size must be at least 1"),
         (["check", "listops", "--num_val", "3", "--num_val=4"], "duplicate --num_val; keep one"),
         (["check", "a.csv", "--kind", "texts", "--kind", "text"], "duplicate --kind; keep one"),
+        (["check", "a/b.csv", "--path", "b.csv"], "a/b.csv: --path names other data; keep one"),
     ],
 )
 def test_wrong_usage_is_one_line(arguments: list[str], message: str) -> None:
