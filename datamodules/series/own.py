@@ -26,6 +26,7 @@ _LABELS: tuple[str, ...] = ("label", "labels", "class", "target", "category", "a
 _IDS: tuple[str, ...] = ("id", "series", "series_id", "case", "case_id", "sample", "sample_id")
 _UNNAMED = re.compile(r"|Unnamed: \d+|__index_level_\d+__")  # of pandas, for an index
 _NUMBER = re.compile(r"\d+")
+_SIGNED_NUMBER = re.compile(r"-?\d+")
 _TIMES: tuple[str, ...] = ("time", "t", "step", "timestamp", "index", "date")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _READER_VERSION = 3  # part of the cache name; increment when the stored data change
@@ -244,11 +245,12 @@ def _require_steps(steps: Sequence[str], train: Sequence[str], path: str) -> Non
                 f"{train[-1]!r}; remove it, or, if it contains the labels, rename it to the "
                 "label_column of training"
             )
-    numbers = [_NUMBER.findall(name) for name in steps]
-    for found in (*numbers, *map(_NUMBER.findall, train)):
-        if len(found) != 1 or len(found[0]) >= 6:
+    numbers = [_SIGNED_NUMBER.findall(name) for name in steps]
+    before = [_SIGNED_NUMBER.findall(name) for name in train]
+    for found in (*numbers, *before):
+        if len(found) != 1 or len(found[0].lstrip("-")) >= 6:
             return  # such as dates, whose order is not checked
-    distances = {int(b) - int(a) for (a,), (b,) in pairwise(map(_NUMBER.findall, train))}
+    distances = {int(b) - int(a) for (a,), (b,) in pairwise(before)}
     if len(distances) != 1:
         return
     (distance,) = distances

@@ -452,7 +452,15 @@ def test_further_steps_of_wide_tables_leave_out_none(tmp_path, further):
         data(mine, new_path=str(new))
 
 
-@pytest.mark.parametrize("names", [["d0", "d10", "d20", "d30"], ["d0", "d1", "d5", "d7"]])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["d0", "d10", "d20", "d30"],
+        ["d0", "d1", "d5", "d7"],
+        ["d-2", "d-1", "d0", "d1"],
+        ["d-1", "d-2", "d-3", "d-4"],  # a hyphen
+    ],
+)
 def test_steps_need_not_count_by_one(tmp_path, names):
     """Those that are not evenly numbered can be followed by any number."""
     mine = wide(tmp_path / "mine.csv", names[:3])
