@@ -51,7 +51,7 @@ def test_prepare_then_check(tmp_path: Path, capsys) -> None:
     options = [*SMALL, "--data_dir", str(tmp_path / "my data")]
     error = error_of(["check", "listops", *options], main, 1)
     _, _, *command = shlex.split(re.search("`(.*)`", error)[1])
-    assert main([*command, *SMALL]) == 0
+    assert main(command) == 0
     prepared = capsys.readouterr().out
     assert main(["check", "listops", *options]) == 0
     checked = capsys.readouterr().out
