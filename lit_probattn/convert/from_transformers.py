@@ -226,7 +226,8 @@ def read_classes(config: Mapping[str, Any], count: int) -> list[str] | None:
     named = config.get("id2label")
     if named is None:
         return None
-    found = named if isinstance(named, dict) else {}
+    # A configuration in Python has integers as keys, its file has strings.
+    found = {str(key): x for key, x in named.items()} if isinstance(named, dict) else {}
     classes = [x for i in range(count) if isinstance(x := found.get(str(i)), str)]
     if not len(classes) == len(set(classes)) == len(named) == count:
         raise ConfigError(

@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 
 import datamodules
 from lit_probattn.__main__ import main
+from lit_probattn.convert.from_transformers import convert
 from lit_probattn.training.checkpoints import find_file, load_checkpoint
 from tests.bad_inputs.cases import command_error
 from tests.datamodules.text.fine_tuning import made
@@ -169,19 +170,20 @@ def test_labels_in_another_order_are_refused_and_put_in_order(tmp_path, capsys):
     """Class 0 of many published MultiNLI models is contradiction; here it is entailment."""
     model = imported("BertForSequenceClassification", tmp_path, id2label=dict(enumerate(ORDER)))
     assert "classes: contradiction, NEUTRAL, Entailment" in capsys.readouterr().out
+    assert convert(model.config.to_dict(), model.state_dict()).classes == ORDER  # keys: integers
     words = ["--ckpt_path", str(tmp_path / "bert.ckpt")]
     wrong = error_of(command("test", tmp_path, "mnli", *words))
     assert "class 0 was contradiction and is now entailment" in wrong
     assert "`convert from_transformers --labels entailment neutral contradiction`" in wrong
     for path in (tmp_path / "bert.ckpt", tmp_path / "bert.yaml"):
         path.unlink()
-    convert = [
+    again = [
         "convert",
         "from_transformers",
         str(tmp_path / "theirs"),
         str(tmp_path / "bert.ckpt"),
     ]
-    assert main([*convert, "--labels", "entailment", "neutral", "contradiction"]) == 0
+    assert main([*again, "--labels", "entailment", "neutral", "contradiction"]) == 0
     run(command("test", tmp_path, "mnli", *words))
     report = json.loads((tmp_path / "test-bert.json").read_text(encoding="utf-8"))
     data: Any = datamodules.TextPairs(corpus="mnli", **arguments_of(tmp_path, "mnli"))
@@ -194,12 +196,12 @@ def test_labels_in_another_order_are_refused_and_put_in_order(tmp_path, capsys):
     assert report["test/loss"] == pytest.approx(float(losses.mean()), rel=1e-5)
     back = str(tmp_path / "back")
     assert main(["convert", "to_transformers", str(tmp_path / "bert.ckpt"), back]) == 0
-    again = transformers.BertForSequenceClassification.from_pretrained(back).eval()
-    assert list(again.config.id2label.values()) == data.classes
+    returned = transformers.BertForSequenceClassification.from_pretrained(back).eval()
+    assert list(returned.config.id2label.values()) == data.classes
     names = {"inputs": "input_ids", "key_mask": "attention_mask", "token_types": "token_type_ids"}
     given = {theirs: batches[0][ours] for ours, theirs in names.items()}
     with torch.no_grad():
-        torch.testing.assert_close(again(**given).logits, model(**given).logits[:, [2, 1, 0]])
+        torch.testing.assert_close(returned(**given).logits, model(**given).logits[:, [2, 1, 0]])
 
 
 @pytest.mark.parametrize(
