@@ -115,6 +115,18 @@ class TextTable(OwnSamples):
                     found[setting] = table.column(named[setting], setting, ())
         return found
 
+    def aligned(self, rows: Rows, train: Rows, path: Path) -> Rows:
+        """Return the rows; raises DataError unless they have as many texts as those of training."""
+        found, expected = (
+            len(part.values[0]) - part.values[0].count(None) for part in (rows, train)
+        )
+        if found != expected:
+            raise DataError(
+                f"{path}: {found} text{'s' if found > 1 else ''} in each row, but the file of "
+                f"training has {expected}; name the columns of the texts as in that file"
+            )
+        return rows
+
     def key(self, value: Texts) -> bytes:
         """Return the stripped texts as bytes."""
         parts = [(text or "").strip() for text in value]

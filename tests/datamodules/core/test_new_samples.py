@@ -144,6 +144,17 @@ def test_pairs_without_labels(tmp_path):
         TextPairs(corpus="sst2", new_path=str(new))
 
 
+@pytest.mark.parametrize("option", ["new_path", "test_path"])
+def test_a_file_whose_second_texts_are_not_found_is_refused(tmp_path, option):
+    """Its first texts alone would be classified."""
+    content = [(text, text.upper(), label) for text, label in rows()]
+    write(tmp_path / "mine.csv", content, ("question", "sentence", "label"))
+    other = write(tmp_path / "other.csv", content[:4], ("question", "passage", "label"))
+    made = TextPairs(path=str(tmp_path / "mine.csv"), vocab_limit=200, **{option: str(other)})
+    with pytest.raises(DataError, match=r"other\.csv: 1 text in each row, .* training has 2"):
+        of_test(made)
+
+
 def test_series_are_normalised_as_in_training(tmp_path):
     write_long(tmp_path / "mine.csv", cases())
     lines = [["n", 0, 5.0, 100.0], ["n", 1, 7.0, 300.0]]
