@@ -330,7 +330,7 @@ def average_newest(folder: Path, count: int) -> Path:
     paths = there[:count]
     newest = load_checkpoint(paths[0])
     sums = {
-        name: tensor.double()
+        name: tensor.to(torch.float64, copy=True)  # a copy, since weights can be shared
         for name, tensor in newest["state_dict"].items()
         if tensor.is_floating_point()
     }

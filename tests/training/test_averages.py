@@ -44,6 +44,15 @@ def test_the_mean_of_the_newest_is_summed_in_float64(tmp_path):
     assert len(list_checkpoints(tmp_path, "step")) == 3
 
 
+def test_shared_weights_in_float64_are_summed_once(tmp_path):
+    """Two names of one tensor, as in the state dict of a model with tied weights."""
+    for step in (1, 3):
+        weight = torch.full((2,), float(step), dtype=torch.float64)
+        saved(tmp_path, step, **{"model.tokens": weight, "model.output": weight})
+    state = load_checkpoint(average_newest(tmp_path, 2))["state_dict"]
+    assert state["model.tokens"].tolist() == state["model.output"].tolist() == [2.0, 2.0]
+
+
 def test_a_run_folder_is_asked_for_its_average(tmp_path):
     for step in (3, 5):
         saved(tmp_path / "checkpoints", step)
