@@ -239,6 +239,9 @@ def test_there_and_back_bit_for_bit(name, tmp_path, capsys):
         assert tensor.dtype == after[key].dtype
         assert torch.equal(tensor, after[key]), key
     old, new = (read_json(Path(place) / "config.json") for place in (first, second))
+    if name.endswith("Classification"):  # the value that None stands for is written
+        assert old.pop("classifier_dropout") is None
+        assert new["classifier_dropout"] == old["hidden_dropout_prob"]
     assert {key: new[key] for key in old} == old
     again, told = getattr(transformers, name).from_pretrained(second, output_loading_info=True)
     assert not any(told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
