@@ -258,8 +258,8 @@ def _require_steps(steps: Sequence[str], train: Sequence[str], path: str) -> Non
         if int(numbers[place][0]) - int(numbers[place - 1][0]) != distance:
             raise DataError(
                 f"{path}: column {steps[place]!r} follows {steps[place - 1]!r}, but the numbering "
-                f"of training counts by {distance}; write a column for every step, empty where "
-                "there is no value"
+                f"of training counts by {distance}; write a column for every step, empty "
+                "where a value is missing"
             )
 
 

@@ -239,7 +239,7 @@ def test_there_and_back_bit_for_bit(name, tmp_path, capsys):
         assert tensor.dtype == after[key].dtype
         assert torch.equal(tensor, after[key]), key
     old, new = (read_json(Path(place) / "config.json") for place in (first, second))
-    if name.endswith("Classification"):  # the value that None stands for is written
+    if name.endswith("Classification"):  # the default is written
         assert old.pop("classifier_dropout") is None
         assert new["classifier_dropout"] == old["hidden_dropout_prob"]
     assert {key: new[key] for key in old} == old
