@@ -147,8 +147,8 @@ class OwnText(NewSamples, AtPath, Divided, OwnTokens, TextStream):
         if missing:
             names = ", ".join(path.name for path in named[:5])
             raise DataError(
-                f"{self.path} has {names}, but the {', '.join(missing)} file is missing; add it, "
-                "or rename the files so that they are split automatically"
+                f"{self.path} has {names}, but no file of {' and '.join(missing)}; add what is "
+                "missing, or rename the files so that they are split automatically"
             )
         found = by_split(self.path, self._inside(files))
         return {name: self.path / found[name] for name in SPLITS}

@@ -94,7 +94,7 @@ def test_a_folder_without_the_training_file_is_refused(tmp_path, names):
     """Divided, the test file would be trained on."""
     for name in names:
         (tmp_path / f"{name}.txt").write_text("".join(f"{name} {i}\n" for i in range(300)))
-    with pytest.raises(DataError, match=r"has (wiki\.)?test\.txt, .*the train(, val)? file is"):
+    with pytest.raises(DataError, match=r"has (wiki\.)?test\.txt, .*no file of train( and val)?;"):
         data(tmp_path)
 
 
