@@ -375,7 +375,7 @@ class Attention(RenamingModule):
         before = cache.attributes()
         try:
             return self._attend(query, named, masks, **given)
-        except Exception:
+        except BaseException:  # also KeyboardInterrupt
             cache.restore(before)
             raise
 

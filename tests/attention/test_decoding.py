@@ -68,10 +68,11 @@ def test_a_call_that_fails_leaves_the_cache_unchanged(name, failing):
     torch.testing.assert_close(torch.cat([first, rest], 1), full, atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 @pytest.mark.parametrize("name", ["softmax", "linear, favor, grouped", "linear fish"])
-def test_a_hook_that_fails_leaves_the_cache_unchanged(name, monkeypatch):
+def test_a_hook_that_fails_leaves_the_cache_unchanged(name, error, monkeypatch):
     """It runs after a state has been updated."""
-    check_failing_hook(make(name), lambda layer: layer.new_cache(), monkeypatch)
+    check_failing_hook(make(name), lambda layer: layer.new_cache(), monkeypatch, error)
 
 
 def test_a_hook_that_fails_leaves_a_bounded_cache_unchanged(monkeypatch):
@@ -80,18 +81,18 @@ def test_a_hook_that_fails_leaves_a_bounded_cache_unchanged(monkeypatch):
     check_failing_hook(make("softmax"), lambda layer: BoundedCache(bound), monkeypatch)
 
 
-def check_failing_hook(layer, make_cache, monkeypatch):
+def check_failing_hook(layer, make_cache, monkeypatch, error=RuntimeError):
     x, caches = torch.randn(B, N, C, dtype=torch.float64), [make_cache(layer) for _ in range(2)]
 
     def fail(out, x):
-        raise RuntimeError("gate")
+        raise error("gate")
 
     with torch.no_grad():
         for cache in caches:
             layer(x[:, :4], is_causal=True, cache=cache)
         with monkeypatch.context() as patch:
             patch.setattr(layer, "gate", fail)
-            with pytest.raises(RuntimeError, match="gate"):
+            with pytest.raises(error, match="gate"):
                 layer(x[:, 4:6], is_causal=True, cache=caches[0])
         rest = [layer(x[:, 4:], is_causal=True, cache=cache) for cache in caches]
     torch.testing.assert_close(rest[0], rest[1], atol=1e-13, rtol=0)
