@@ -134,8 +134,9 @@ class Variant:
 
         Names are keys of `Engine.lacks`: `maximum`; `function` of maps, with `power` for powers and
         `function without layers` for all others but layers; `map noise`, `head noise`, `row_eps`,
-        `normaliser`, `own scores`, `own weights`; `positions`, if the scores depend on positions of
-        keys; and the keys of `engines.table.LACKS_OF_CROSS_ATTENTION`.
+        `normaliser`, `own scores`, `own weights`; `positions`, if a key or its terms depend on its
+        position, and `absolute positions`, if scores depend on more than the distance of query and
+        key; and the keys of `engines.table.LACKS_OF_CROSS_ATTENTION`.
         """
         return {}
 

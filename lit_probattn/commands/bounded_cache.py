@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lit_probattn.attention.cache import Cache, KVCache
-from lit_probattn.attention.call import HeadCall, outline
+from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.core import Core
 from lit_probattn.attention.engines.cached import part_scores
 from lit_probattn.attention.masks import Masks
@@ -120,10 +120,9 @@ def bound_problem(core: Core) -> str | None:
 
     It is supported if scores have a normal form in which no key depends on its position.
     """
-    variant = core.variant(outline(core.layout, 1, 2, 2))
-    if type(variant).lower is Variant.lower:
+    if core.makes.lower is Variant.lower:
         return _REASON
-    return first_lack(variant.needs(), _LACKS)
+    return first_lack(core.needs(), _LACKS)
 
 
 def _gathered(store: Tensor | None, places: Tensor, dim: int) -> Tensor | None:

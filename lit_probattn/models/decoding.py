@@ -11,9 +11,15 @@ import torch
 from torch import Tensor
 
 from lit_probattn.attention.cache import Cache
+from lit_probattn.attention.variant import first_lack
 from lit_probattn.base.arguments import Count, NotNegative, OnlyWith, Options, Range
 from lit_probattn.models.language_model import LanguageModel
 from lit_probattn.randomness import STREAM_SAMPLING, RandomKey, philox4x32
+
+_LACKS_OF_PADDING = dict.fromkeys(
+    ("absolute positions", "map noise", "head noise"),
+    "{} depends on cache positions, which count padding: use prompts of equal length",
+)
 
 
 @dataclass(frozen=True)
@@ -98,8 +104,7 @@ def generate(
     """Continue prompts by at most `max_new_tokens` tokens each.
 
     Prompts of unequal length are padded on the left, and padding counts neither as a key nor as a
-    position. (Priors per key position, noise at evaluation and rotary_shift=after depend on cache
-    positions, padding included: with these, use prompts of equal length.)
+    position.
 
     Args:
         model: model in evaluation mode.
@@ -114,7 +119,9 @@ def generate(
 
     Raises:
         ValueError: the prompt is empty, not padded on the left, or too long for the model together
-            with the new tokens; the caches are not empty; or the model is in training mode.
+            with the new tokens; there is padding, and scores depend on cache positions (priors per
+            key position, noise at evaluation, rotary_shift=after); the caches are not empty; or the
+            model is in training mode.
     """
     sampling = Sampling() if sampling is None else sampling
     mask = _check_prompt(model, prompt, prompt_mask, max_new_tokens)
@@ -200,7 +207,17 @@ def _check_prompt(
             "prompts of unequal length must be padded on the left: each row of prompt_mask must be "
             "False … False True … True, with at least one True"
         )
+    if not bool(prompt_mask.all()):
+        _refuse_padding(model)
     return prompt_mask
+
+
+def _refuse_padding(model: LanguageModel) -> None:
+    """Raise if scores depend on cache positions, which count padding."""
+    for block in model.encoder.layers:
+        reason = first_lack(block.attention.needs(), _LACKS_OF_PADDING)
+        if reason is not None:
+            raise ValueError(reason)
 
 
 def uniform_numbers(sampling: Sampling, step: int, rows: Tensor) -> Tensor | None:

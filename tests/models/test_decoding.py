@@ -57,15 +57,40 @@ def test_greedy_generation_equals_full_passes(name):
     assert found.cache_bytes == 2 * B * (constant + per_token * (5 + 7 - 1))
 
 
-@pytest.mark.parametrize("name", ["softmax", "smgk", "mlk", "smgk, rotary, shift before"])
+PADDED = torch.tensor([[True] * 5, [False] * 3 + [True] * 2])
+# Scores of these layers depend on positions in the cache, of which padding is a part.
+BY_POSITION = {
+    "mgk, prior per position": "prior_share=head_position",
+    "mlk, per position": "prior_share=head_position",
+    "smgk, rotary, shift after": "rotary_shift=after",
+    "fish, noise at evaluation": "noise=global",
+    "fish as written, noise per head at evaluation": "noise=local",
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    mostly_slow(
+        [name for name in LAYERS if name not in BY_POSITION],
+        ["softmax", "smgk", "mlk", "smgk, rotary, shift before"],
+    ),
+)
 def test_prompts_of_unequal_length_are_padded_on_the_left(name):
-    model = tiny(name)
+    model, mask = tiny(name), PADDED
     prompt = torch.randint(1, 19, (2, 5))
-    mask = torch.tensor([[True] * 5, [False] * 3 + [True] * 2])
     together = generate(model, prompt, prompt_mask=mask, max_new_tokens=6)
     alone = generate(model, prompt[1:, 3:], max_new_tokens=6)
     first = generate(model, prompt[:1], max_new_tokens=6)
     assert torch.equal(together.tokens, torch.cat([first.tokens, alone.tokens]))
+
+
+@pytest.mark.parametrize(("name", "option"), BY_POSITION.items())
+def test_layers_that_depend_on_cache_positions_refuse_padded_prompts(name, option):
+    model, prompt = tiny(name), torch.randint(1, 19, (2, 5))
+    with pytest.raises(ValueError, match=f"{option}.*prompts of equal length"):
+        generate(model, prompt, prompt_mask=PADDED, max_new_tokens=2)
+    whole = torch.ones_like(PADDED)
+    assert generate(model, prompt, prompt_mask=whole, max_new_tokens=2).tokens.shape == (2, 2)
 
 
 def test_stop_token_ends_a_row():

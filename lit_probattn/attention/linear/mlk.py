@@ -76,6 +76,10 @@ class MLKCore(LinearCore):
         """Return the keys of all components, (B, H_kv, K, L, E), at least float32 if shifted."""
         return component_keys(key, self.num_components, self.key_shift)
 
+    def needs(self) -> dict[str, str]:
+        """Return the features of the variant and of its priors."""
+        return super().needs() | self.prior.needs()
+
     @property
     def kind_of_features(self) -> Features:
         """The properties of the features that the cost depends on."""

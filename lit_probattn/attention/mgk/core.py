@@ -206,6 +206,12 @@ class MixturePrior(nn.Module):
             return value.softmax(1)
         return value.clamp(0.0, 1.0)
 
+    def needs(self) -> dict[str, str]:
+        """Return the features that priors per key position require; see `Variant.needs`."""
+        if self.share != "head_position":
+            return {}
+        return dict.fromkeys(("positions", "absolute positions"), "prior_share=head_position")
+
     def learned(self) -> dict[str, ParameterTable]:
         """Return π, averaged over positions if it depends on them."""
         count = self.value.shape[-1] if self.share == "head_position" else 1
@@ -338,6 +344,13 @@ class MGKCore(KeyNorms, Core):
             key_shift=self.shift_table(num_keys),
             norm_weight=self.key_norm_weight,
         )
+
+    def needs(self) -> dict[str, str]:
+        """Return the features of the variant, of its priors, and of shifts after rotation."""
+        found = super().needs() | ({} if self.prior is None else self.prior.needs())
+        if self.shifted_keys and self.rotary is not None and self.rotary_shift == "after":
+            found.setdefault("absolute positions", "rotary_shift=after")
+        return found
 
     def shift_table(self, num_keys: int) -> Tensor | None:
         """Return b_r, (H_prior, K, E), or rotated for every position, (H_prior, K, L, E)."""

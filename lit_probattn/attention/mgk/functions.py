@@ -69,14 +69,6 @@ class MGK(Variant):
         return self.key_shift is not None and self.key_shift.dim() == 3
 
     @property
-    def _by_position(self) -> str:
-        """The option that makes scores depend on key positions, or an empty string."""
-        if self.log_prior is not None and self.log_prior.shape[-1] > 1:
-            return "prior_share=head_position"
-        turned = self.key_shift is not None and self.key_shift.dim() == 4
-        return "rotary_shift=before" if turned else ""
-
-    @property
     def kind(self) -> str:  # type: ignore[override]
         """The row of `AUTO`; below head size 16, one product for all components was not faster."""
         shift = self.key_shift
@@ -108,11 +100,12 @@ class MGK(Variant):
         return mgk_scores(call.query, self.components(call.key), exact)
 
     def needs(self) -> dict[str, str]:
-        """Return the features that a hard E-step, `row_eps` or key positions require."""
+        """Return the features that a hard E-step, `row_eps` or rotated shifts require."""
+        turned = self.key_shift is not None and self.key_shift.dim() == 4
         found = {
             "maximum": ("e_step=hard", self.hard),
             "row_eps": (f"row_eps={self.row_eps:g}", bool(self.row_eps)),
-            "positions": (self._by_position, bool(self._by_position)),
+            "positions": ("rotary_shift=before", turned),
         }
         return {name: option for name, (option, needed) in found.items() if needed}
 
