@@ -78,7 +78,7 @@ OTHERS = (
 _SPELLINGS = {
     **{"hardmgk": "MGK with hard E-step", "mgkharde": "MGK with hard E-step"},
     **{"hardsmgk": "sMGK with hard E-step", "smgkharde": "sMGK with hard E-step"},
-    **{"multiquery": "multi-query", "gated": "gated attention"},
+    **{"multiquery": "multi-query", "gated": "gated attention", "dcmh": "DCMHA"},
     **{"mgksofte": "MGK with Soft-E", "smgksofte": "sMGK with Soft-E"},
     **{"mgklearnedvariance": "MGK with learned variance", "mgkmultiquery": "multi-query MGK"},
     **{"linearrelu": "linear with ReLU"},

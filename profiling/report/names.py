@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from lit_probattn.records.figures import readable
 from lit_probattn.records.tables import counted
 
 # Axes of the grid of a sweep, their labels in figures, and their letters.
@@ -18,7 +19,7 @@ AXES = {
 LETTERS = {"embed_dim": "D", "seq_len": "N", "grid_heads": "heads"}
 # Scopes of costs as in reports.
 SCOPES = {"attention": "attention layer", "layers": "block", "model": "model"}
-_MIXED = {"mlp": "GFiSH", "relu_sum": "GFiSH", "shared": "MiSH"}
+_FEATURES = {"favor": "FAVOR", "dpfp": "DPFP", "relu": "linear with ReLU"}
 _E_STEPS = {"hard": "hard E-step", "soft": "Soft-E"}
 
 
@@ -30,17 +31,29 @@ def variant_name(attention_class: str, options: Mapping[str, Any], heads: Iterab
         options: arguments of the class.
         heads: numbers of heads that occur; omitted from the name if they vary.
     """
-    name = attention_class.removesuffix("Attention")
+    name = attention_class.removesuffix("Attention").replace("LinearFiSH", "LFiSH")
     name = name.lower() if name[1:].islower() else name
     if name == "softmax" and options.get("score") == "gaussian":
         name = "Gaussian"
+    if name == "linear":
+        name = _FEATURES.get(str(options.get("feature_map")), name)
     if options.get("shifted_keys"):
         name = f"s{name}"
-    name = name.replace("FiSH", _MIXED.get(str(options.get("mixer")), "FiSH"))
+    if name.endswith("MGK") and options.get("score") == "dot":
+        name = f"softmax {name}"
+    if options.get("mixer") in ("mlp", "relu_sum"):
+        name = f"G{name}"
+    if options.get("mixer") == "shared":
+        name = name.replace("FiSH", "MiSH")
     if options.get("noise") == "none":
         name = f"Hard {name}"
     if step := _E_STEPS.get(str(options.get("e_step"))):
         name = f"{name} with {step}"
+    if options.get("learn_variance"):
+        name = f"{name} with learned variance"
+    if options.get("num_kv_heads") == 1 and options.get("num_heads") != 1:
+        name = "multi-query" if name == "softmax" else f"multi-query {name}"
+    name = readable(name)
     several = sorted(set(heads))
     if len(several) != 1:
         return name

@@ -7,6 +7,10 @@ import json
 import pandas as pd
 import pytest
 
+from lit_probattn import list_attention
+from lit_probattn.base.config_files import file_named
+from lit_probattn.configs import attention_entry
+from lit_probattn.records.figures import readable
 from profiling.report.efficiency import efficiency_lines
 from profiling.report.names import variant_name
 
@@ -135,8 +139,12 @@ def test_fish_is_named_by_its_mixer_noise_and_score_maps(mixer, name):
     assert variant_name("FiSHAttention", options, [8]) == f"Hard {name}, 8 heads from 2 score maps"
 
 
-def test_gaussian_scores_are_named_though_they_have_the_class_of_softmax():
-    assert variant_name("SoftmaxAttention", {"score": "gaussian"}, [8]) == "Gaussian, 8 heads"
+@pytest.mark.parametrize("preset", [name for name in list_attention() if "/" not in name])
+def test_presets_have_the_same_names_in_sweeps_as_elsewhere(preset):
+    """In README and figures, `readable` names a preset."""
+    entry = attention_entry(file_named("attention", preset))
+    name = entry["class_path"].rpartition(".")[2]
+    assert variant_name(name, entry["init_args"], [1, 2]) == readable(preset)
 
 
 def test_variants_of_a_report_with_one_name_have_their_own_rows(tmp_path):
