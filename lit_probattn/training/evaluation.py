@@ -265,9 +265,11 @@ class SampleCount(Callback):
         """Return a line with the accuracy that significantly exceeds the majority class."""
         share = self.most_frequent_label
         assert share is not None
+        least = self._least(share)
+        which = f"only an accuracy above {least:.4f}" if least < 1 else "no accuracy"
         return (
             f"always predicting the most frequent label gives {share:.4f}, and with {self.count} "
-            f"samples only an accuracy above {self._least(share):.4f} differs from it"
+            f"samples {which} differs from it"
         )
 
     def above_chance(self, accuracy: float) -> bool | None:

@@ -66,6 +66,14 @@ def test_chance_is_the_most_frequent_label(right, above, monkeypatch):
     assert "gives 0.4000, and with 30 samples only an accuracy above 0.5753" in samples.chance()
 
 
+def test_few_samples_can_make_every_accuracy_chance():
+    """2 of 3, and 1.96 standard errors of 0.2722: above 1."""
+    samples, target = SampleCount(), torch.tensor([0, 1, 1])
+    samples.on_test_batch_end(None, None, None, {"sample_ids": torch.arange(3), "target": target})
+    assert samples.above_chance(1.0) is False
+    assert "with 3 samples no accuracy differs" in samples.chance()
+
+
 @pytest.mark.parametrize("target", [torch.zeros(3, 5, dtype=torch.long), torch.zeros(3), None])
 def test_samples_of_many_labels_or_none_have_no_chance(target):
     samples = SampleCount()
