@@ -199,6 +199,7 @@ class Rows(NamedTuple):
         notes: Remarks about inferred settings, one line each.
         features: Names of the features of a step, for series; empty if the format has no names.
         steps: Names of the steps, for series of a table with one series per row.
+        columns: Column that was read for each setting such as `label_column`, for tables.
     """
 
     values: list[Any]
@@ -207,6 +208,7 @@ class Rows(NamedTuple):
     notes: list[str]
     features: Sequence[str] = ()
     steps: Sequence[str] = ()
+    columns: Mapping[str, str | None] = MappingProxyType({})
 
 
 class OwnSamples(NewSamples, AtPath, Divided, ClassMap, CachedDataModule):
@@ -273,11 +275,12 @@ class OwnSamples(NewSamples, AtPath, Divided, ClassMap, CachedDataModule):
     # ---- implemented by subclasses -------------------------------------------------------------
 
     @abstractmethod
-    def read(self, path: Path, labelled: bool = True) -> Rows:
+    def read(self, path: Path, labelled: bool = True, train: Rows | None = None) -> Rows:
         """Read a file; a DataError names the location of a fault.
 
         Args:
             labelled: Whether the file must have labels.
+            train: The training file, whose columns are preferred to usual names.
         """
 
     def aligned(self, rows: Rows, train: Rows, path: Path) -> Rows:
@@ -326,8 +329,11 @@ class OwnSamples(NewSamples, AtPath, Divided, ClassMap, CachedDataModule):
     def build(self, writer: CacheWriter) -> None:
         """Read the files, number the classes and split the samples."""
         files = self.files
-        rows = {name: self.read(path) for name, path in files.items()}
-        train = rows["train"]
+        train = self.read(files["train"])
+        rows = {
+            name: train if name == "train" else self.read(path, train=train)
+            for name, path in files.items()
+        }
         rows = {name: self.aligned(part, train, files[name]) for name, part in rows.items()}
         notes = list(dict.fromkeys(note for part in rows.values() for note in part.notes))
         for note in notes:
@@ -375,8 +381,12 @@ class OwnSamples(NewSamples, AtPath, Divided, ClassMap, CachedDataModule):
                     f"{what}: the classes are too small for a {split} split; provide more "
                     f"{self.what} of each, or a file for each split"
                 )
-            columns = (train.values, train.labels, train.locations)
-            splits[split] = Rows(*([column[i] for i in at] for column in columns), notes=[])  # type: ignore[misc]
+            splits[split] = Rows(
+                [train.values[i] for i in at],
+                [train.labels[i] for i in at],
+                [train.locations[i] for i in at],
+                notes=[],
+            )
         names = ", ".join(sorted({train.labels[i] for i in moved}))
         return splits, [f"classes too small to split, all in training: {names}"] if moved else []
 
@@ -409,7 +419,7 @@ class OwnSamples(NewSamples, AtPath, Divided, ClassMap, CachedDataModule):
         """Read new samples and number their classes like those of training."""
         file = self.files["train"]
         train = self.read(file)
-        rows = self.aligned(self.read(path, labelled=False), train, path)
+        rows = self.aligned(self.read(path, labelled=False, train=train), train, path)
         numbers = {label: number for number, label in enumerate(self.classes)}
         for label, location in zip(rows.labels, rows.locations, strict=False):
             if label not in numbers:

@@ -7,7 +7,7 @@ import io
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -74,6 +74,13 @@ class Table:
             return given if given in self.columns else None
         lower = {name.strip().lower(): name for name in reversed(list(self.columns))}
         return next((lower[guess] for guess in guesses if guess in lower), None)
+
+    def like(
+        self, settings: Mapping[str, str | None], columns: Mapping[str, str | None]
+    ) -> dict[str, str | None]:
+        """Return the column of each setting: as set, or one of `columns` if the table has it."""
+        known = {name: column for name, column in columns.items() if column in self.columns}
+        return {name: value or known.get(name) for name, value in settings.items()}
 
     def strings(self, name: str, released: bool = False) -> list[str]:
         """Return a text column; raises DataError for the first row that is not text or is empty.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime, time
 from itertools import pairwise
 from pathlib import Path
@@ -98,27 +98,29 @@ class OwnSeries(SeriesData, OwnSamples):
 
     # ---- reading -------------------------------------------------------------------------------
 
-    def read(self, path: Path, labelled: bool = True) -> Rows:
+    def read(self, path: Path, labelled: bool = True, train: Rows | None = None) -> Rows:
         """Read a file in the format given by its suffix; `.ts` files always have labels."""
         if path.suffix.lower() == ".ts":
             found = read_ts(path)
             return Rows(found.series, found.labels, [f"{path}, line {n}" for n in found.lines], [])
         if path.suffix.lower() == ".npz":
             return _read_arrays(path, labelled)
-        return self._read_table(read_table(path, 2 if labelled else 1), labelled)
+        columns = {} if train is None else train.columns
+        return self._read_table(read_table(path, 2 if labelled else 1), labelled, columns)
 
-    def _read_table(self, table: Table, labelled: bool) -> Rows:
-        label, labels = labels_in(table, self.label_column, _LABELS, labelled)
+    def _read_table(self, table: Table, labelled: bool, columns: Mapping[str, Any]) -> Rows:
+        given = table.like(self._columns(), columns)
+        label, labels = labels_in(table, given["label_column"], _LABELS, labelled)
         rest = [name for name in table.columns if name != label]
         known = {name.strip().lower() for name in rest}
         name = None
-        if self.id_column is not None or known & set(_IDS):
-            name = table.column(self.id_column, "id_column", _IDS)
+        if given["id_column"] is not None or known & set(_IDS):
+            name = table.column(given["id_column"], "id_column", _IDS)
         source = f"labels from {label!r}" if labels else "no labels"
         note = f"{table.path.name}: {source}"
         time = None
-        if self.time_column is not None or known & set(_TIMES):
-            time = table.column(self.time_column, "time_column", _TIMES)
+        if given["time_column"] is not None or known & set(_TIMES):
+            time = table.column(given["time_column"], "time_column", _TIMES)
         if name is None and time is not None:
             raise DataError(
                 f"{table.path}: column {time!r} orders the steps of series, but no column contains "
@@ -128,11 +130,13 @@ class OwnSeries(SeriesData, OwnSamples):
             locations = [table.location(row) for row in range(len(table.locations))]
             series = list(map(_checked, _matrix(table, rest)[:, :, None], locations))
             notes = [f"{note}, one series per row", *table.notes]
-            return Rows(series, labels, locations, notes, steps=rest)
+            read = {"label_column": label}
+            return Rows(series, labels, locations, notes, steps=rest, columns=read)
         features = [column for column in rest if column not in (name, time)]
         order = "in row order" if time is None else f"sorted by {time!r}"
         note += f", series by {name!r}, steps {order}, values {', '.join(features)}"
-        return _long(table, name, time, features, labels, note)
+        read = {"label_column": label, "id_column": name, "time_column": time}
+        return _long(table, name, time, features, labels, note)._replace(columns=read)
 
     def aligned(self, rows: Rows, train: Rows, path: Path) -> Rows:
         """Sort the columns of a long table like those of training; compare those of a wide one.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -78,15 +78,16 @@ class TextTable(OwnSamples):
         """Return the files without duplicates, including the files of given tokens."""
         return list(dict.fromkeys([*super().sources(), *self.choice.files()]))
 
-    def read(self, path: Path, labelled: bool = True) -> Rows:
+    def read(self, path: Path, labelled: bool = True, train: Rows | None = None) -> Rows:
         """Read a table."""
         table = read_table(path, 2 if labelled else 1)
-        texts = self._texts_of(table)
-        given = self.columns["label_column"]
-        label, labels = labels_in(table, given, _LABEL_GUESSES, labelled)
-        _require_different({**texts, **({"label_column": label} if label else {})})
+        given = table.like(self.columns, {} if train is None else train.columns)
+        texts = _texts_of(table, given)
+        label, labels = labels_in(table, given["label_column"], _LABEL_GUESSES, labelled)
+        columns = {**texts, **({"label_column": label} if label else {})}
+        _require_different(columns)
         notes = list(table.notes)
-        if None in (next(iter(self.columns.values())), given):
+        if None in (next(iter(self.columns.values())), self.columns["label_column"]):
             listed = f"column{'s' if len(texts) > 1 else ''} "
             listed += " and ".join(map(repr, texts.values()))
             source = f"labels from {label!r}" if labels else "no labels"
@@ -97,23 +98,7 @@ class TextTable(OwnSamples):
         values: list[Any] = [table.strings(name) for name in texts.values()]
         values += [[None] * len(table.locations)] * (len(self.columns) - 1 - len(texts))
         locations = [table.location(row) for row in range(len(table.locations))]
-        return Rows(list(zip(*values, strict=True)), labels, locations, notes)
-
-    def _texts_of(self, table: Table) -> dict[str, str]:
-        """Return the column of each text, as set or by usual names, by setting."""
-        texts = [setting for setting in self.columns if setting != "label_column"]
-        named = {setting: self.columns[setting] for setting in texts}
-        found: dict[str, str] = {}
-        if len(texts) > 1 and not any(named.values()):
-            lower = {name.strip().lower(): name for name in table.columns}
-            pairs = (pair for pair in _PAIR_GUESSES if set(pair) <= lower.keys())
-            found = {s: lower[name] for s, name in zip(texts, next(pairs, ()), strict=False)}
-        if not found:
-            found[texts[0]] = table.column(named[texts[0]], texts[0], _TEXT_GUESSES)
-            for setting in texts[1:]:
-                if named[setting] is not None:
-                    found[setting] = table.column(named[setting], setting, ())
-        return found
+        return Rows(list(zip(*values, strict=True)), labels, locations, notes, columns=columns)
 
     def aligned(self, rows: Rows, train: Rows, path: Path) -> Rows:
         """Return the rows; raises DataError unless they have as many texts as those of training."""
@@ -199,6 +184,22 @@ class TextTable(OwnSamples):
         second = getattr(sample, "second", len(sample.values))
         parts = (sample.values[:second], sample.values[second:])
         return " | ".join(beginning(self.decode(ids), _SHOWN) for ids in parts if len(ids))
+
+
+def _texts_of(table: Table, given: Mapping[str, str | None]) -> dict[str, str]:
+    """Return the column of each text, as given or by usual names, by setting."""
+    texts = [setting for setting in given if setting != "label_column"]
+    found: dict[str, str] = {}
+    if len(texts) > 1 and not any(given[setting] for setting in texts):
+        lower = {name.strip().lower(): name for name in table.columns}
+        pairs = (pair for pair in _PAIR_GUESSES if set(pair) <= lower.keys())
+        found = {s: lower[name] for s, name in zip(texts, next(pairs, ()), strict=False)}
+    if not found:
+        found[texts[0]] = table.column(given[texts[0]], texts[0], _TEXT_GUESSES)
+        for setting in texts[1:]:
+            if given[setting] is not None:
+                found[setting] = table.column(given[setting], setting, ())
+    return found
 
 
 def _require_different(columns: dict[str, str]) -> None:

@@ -96,10 +96,10 @@ class TextPairs(EncodedTexts, TextTable):
         """Return the settings that determine the content of the cache."""
         return {**super().settings(), "corpus": self.corpus, "max_length": self.max_length}
 
-    def read(self, path: Path, labelled: bool = True) -> Rows:
+    def read(self, path: Path, labelled: bool = True, train: Rows | None = None) -> Rows:
         """Read a file."""
         if self.corpus == "own":
-            return super().read(path, labelled)
+            return super().read(path, labelled, train)
         rows, self._left_out[path] = read_corpus(CORPORA[self.corpus], path)
         return rows
 

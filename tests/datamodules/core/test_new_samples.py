@@ -54,6 +54,19 @@ def test_labels_are_numbered_as_in_training(tmp_path):
     assert [made.classes[number] for number in batch["target"]] == ["newt", "newt"]
 
 
+@pytest.mark.parametrize("option", ["val_path", "test_path", "new_path"])
+def test_columns_of_training_precede_usual_names(tmp_path, option):
+    write(tmp_path / "mine.csv", rows(), ("Review", "Sentiment"))
+    more = [("alpha", "theta beta", "toad", "newt"), ("alpha", "beta theta", "toad", "newt")]
+    other = write(tmp_path / "more.csv", more, ("text", "Review", "label", "Sentiment"))
+    given = {"tokens": "words", "min_count": 1, option: str(other)}
+    made = LabelledTexts(path=str(tmp_path / "mine.csv"), **given)
+    made.setup("test" if option == "new_path" else None)
+    split = made.split("val" if option == "val_path" else "test")
+    assert [made.decode(x.values) for x in split] == ["theta beta\n", "beta theta\n"]
+    assert {made.classes[x.target] for x in split} == {"newt"}
+
+
 @pytest.mark.parametrize("missing", ["", None])
 def test_an_empty_column_of_labels_is_none(tmp_path, missing):
     suffix = "csv" if missing == "" else "jsonl"

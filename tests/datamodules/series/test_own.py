@@ -290,6 +290,18 @@ def columns(path: Path, names: list[str]) -> Path:
 
 
 @pytest.mark.parametrize("option", ["val_path", "test_path", "new_path"])
+def test_columns_of_training_precede_usual_names(tmp_path, option):
+    """So the additional column, and not one of training, is a feature too many."""
+    mine = columns(tmp_path / "mine.csv", ["left", "right"])
+    text = mine.read_text(encoding="utf-8").replace("id,time,", "case,date,", 1)
+    mine.write_text(text, encoding="utf-8")
+    lines = ["id,time," + text.splitlines()[0], *(f"0,0,{x}" for x in text.splitlines()[1:])]
+    (tmp_path / "more.csv").write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(DataError, match=r"more\.csv: features id, time, left, right;"):
+        data(mine, **{option: str(tmp_path / "more.csv")})
+
+
+@pytest.mark.parametrize("option", ["val_path", "test_path", "new_path"])
 def test_features_of_every_file_have_the_order_of_training(tmp_path, option):
     mine = columns(tmp_path / "mine.csv", ["left", "right", "top"])
     values = [
