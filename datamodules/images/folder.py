@@ -87,6 +87,11 @@ class ImageFolder(NewSamples, AtPath, Divided, ImageNet):
         """Return the folder of each split; empty if `train` is itself a class folder."""
         names = subfolders(self.root)
         found = by_split(self.root, [name for name in names if subfolders(self.root / name)])
+        if not found and len(names) > 1 and all(split_of(name) is not None for name in names):
+            raise DataError(
+                f"{self.root}: the folders {', '.join(names)} denote splits, but contain no class "
+                "folders; sort their images into class folders, or rename them"
+            )
         if "train" not in found:
             return {}
         for name in names:

@@ -111,6 +111,15 @@ def test_a_class_may_be_called_as_a_split(tmp_path):
     assert data(folder).classes == ["cat", "freight_train"]
 
 
+def test_unsorted_images_of_splits_are_not_two_classes(tmp_path):
+    """Images in `train` and `test` without class folders: a model would tell the splits apart."""
+    folder = write(tmp_path / "a")
+    (folder / "dog").rename(folder / "train")
+    (folder / "cat").rename(folder / "test")
+    with pytest.raises(DataError, match="the folders test, train denote splits, but contain no"):
+        data(folder)
+
+
 def test_folders_beside_those_of_splits_are_named(tmp_path, logged):
     write(tmp_path / "train", 20)
     write(tmp_path / "more", 3, 1)
