@@ -110,6 +110,8 @@ def explain(error: BaseException) -> tuple[str, int] | None:
             "set: request tasks with --ntasks-per-node and start them with srun, or set "
             "SLURM_JOB_NAME=interactive to run one process in this allocation"
         ), 2
+    if text.startswith("Early stopping conditioned on metric"):
+        return f"trainer.callbacks: {text}", 2
     if text.startswith("Error(s) in loading state_dict"):
         return f"the checkpoint does not match this configuration: {_differences(text)}", 2
     if isinstance(error, ValueError | NotImplementedError | FileNotFoundError):

@@ -233,8 +233,14 @@ class RunCheckpoint(Checkpoint):
     on_validation_start: Any = on_train_batch_start
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Run the validation that was due at the checkpoint; end a run that was stopped early."""
+        """Run the validation that was due at the checkpoint; end a run that was stopped early.
+
+        Early stopping counts only the validations that log its score.
+        """
         callbacks: list[Any] = getattr(trainer, "callbacks", [])
+        for callback in callbacks:
+            if isinstance(callback, EarlyStopping) and _may_omit(pl_module, callback.monitor):
+                callback.strict = False  # otherwise a validation without it is an error
         for callback in callbacks if self.folder is not None else ():
             if (
                 isinstance(callback, EarlyStopping)
@@ -283,19 +289,19 @@ class RunCheckpoint(Checkpoint):
         """Save the best checkpoint if the score improved, then the step checkpoint if due.
 
         Raises:
-            ValueError: the metric that selects the best checkpoint is not logged.
+            ValueError: the metric that selects the best checkpoint, or that of early stopping, is
+                not logged.
         """
         if self.folder is None or trainer.state.fn != "fit":
             return
-        score = trainer.callback_metrics.get(self.monitor)
-        omits = isinstance(pl_module, Task) and pl_module.may_omit(self.monitor)
-        if score is None and not omits:
-            logged = ", ".join(sorted(k for k in trainer.callback_metrics if k.startswith("val/")))
-            raise ValueError(
-                f"run.monitor {self.monitor} is not a validation metric; logged: {logged}"
-            )
+        scores = trainer.callback_metrics
+        for setting, metric in self._monitored(trainer).items():
+            if metric not in scores and not _may_omit(pl_module, metric):
+                logged = ", ".join(sorted(name for name in scores if name.startswith("val/")))
+                raise ValueError(f"{setting} {metric} is not a validation metric; logged: {logged}")
         if trainer.sanity_checking:
             return
+        score = scores.get(self.monitor)
         if score is not None and self._is_better(float(score)):
             self.best_score, self.best_step = float(score), trainer.global_step
             self._save(trainer, "best")
@@ -304,6 +310,15 @@ class RunCheckpoint(Checkpoint):
         if self._save_after_validation or self.every_n_steps is None or trainer.should_stop:
             self._save_after_validation = self._validation_is_due = False
             self._save_step(trainer)
+
+    def _monitored(self, trainer: Any) -> dict[str, str]:
+        """Return the metrics that validations must log, by setting."""
+        found = {"run.monitor": self.monitor}
+        for callback in trainer.callbacks:
+            is_strict = isinstance(callback, EarlyStopping) and callback.strict
+            if is_strict and callback.monitor.startswith("val/"):
+                found["the monitor of EarlyStopping in trainer.callbacks,"] = callback.monitor
+        return found
 
     def _is_better(self, score: float) -> bool:
         if score != score:
@@ -333,6 +348,11 @@ class RunCheckpoint(Checkpoint):
         position = paths.index(present)
         for path in paths[:position] + paths[position + keep :]:
             trainer.strategy.remove_checkpoint(path)
+
+
+def _may_omit(module: pl.LightningModule, metric: str) -> bool:
+    """Whether some validations log a metric and others do not."""
+    return isinstance(module, Task) and module.may_omit(metric)
 
 
 def validation_follows(trainer: pl.Trainer) -> bool:

@@ -95,15 +95,20 @@ def _values() -> Iterator[Case]:
     yield case("`keep_checkpoints 1`", fit("--run.keep_checkpoints", "1"))
     yield case("`checkpoint_every 0`", fit("--run.checkpoint_every", "0"))
     yield case("a metric that is not logged", fit("--run.monitor", "val/accurracyy"))
+    stopping = partial(_watching, name="EarlyStopping", metric="val/accurracyy")
+    yield case("early stopping by a metric that is not logged", stopping)
+    unchecked = ("--trainer.num_sanity_val_steps", "0")
+    given = "early stopping by it, without a validation before training"
+    yield case(given, lambda f: stopping(f, *unchecked))
 
 
-def _test_split(folder: Path, name: str) -> str:
-    """A fit with a callback that watches a metric of the test split."""
+def _watching(folder: Path, *more: str, name: str, metric: str = "test/accuracy") -> str:
+    """A fit with a callback that watches a metric."""
     path = folder / "watch.yaml"
     entry = {"class_path": f"lightning.pytorch.callbacks.{name}"}
-    callback = {**entry, "init_args": {"monitor": "test/accuracy"}}
+    callback = {**entry, "init_args": {"monitor": metric}}
     path.write_text(yaml.safe_dump({"trainer": {"callbacks": [callback]}}))
-    return command_error(arguments("fit", folder, "--config", str(path)))
+    return command_error(arguments("fit", folder, "--config", str(path), *more))
 
 
 def _chosen_by_test() -> Iterator[Case]:
@@ -113,8 +118,8 @@ def _chosen_by_test() -> Iterator[Case]:
     yield case("`test_during_training some`", fit(during, "some"))
     monitor = fit(during, "all", "--run.monitor", "test/accuracy")
     yield case("`monitor test/accuracy`", monitor)
-    yield case("early stopping by it", lambda f: _test_split(f, "EarlyStopping"))
-    yield case("a callback's checkpoints by it", lambda f: _test_split(f, "ModelCheckpoint"))
+    yield case("early stopping by it", partial(_watching, name="EarlyStopping"))
+    yield case("a callback's checkpoints by it", partial(_watching, name="ModelCheckpoint"))
     for given, more in {
         "`parity_eval 0`": ("--data.init_args.parity_eval", "0"),
         "`parity_eval` of data that have no such evaluation": (

@@ -9,6 +9,7 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.callbacks import EarlyStopping
 
 from datamodules import ToyTrajectories
 from lit_probattn.rollouts.environments import make_environment
@@ -229,6 +230,17 @@ def test_callbacks_see_no_score_of_an_earlier_validation():
     assert [step for step, names in seen.items() if "val/score" in names] == [4, 8]
     assert all({"val/loss", "train/loss"} <= names for names in seen.values())
     assert list(seen) == [2, 4, 6, 8]
+
+
+def test_early_stopping_waits_only_for_the_validations_that_play(monkeypatch, tmp_path):
+    """Every second validation plays, and the score never improves."""
+    episodes = [SimpleNamespace(total=1.0, length=2)] * 2
+    monkeypatch.setattr(DecisionMaking, "play", lambda self, target, count: episodes)
+    stopping = EarlyStopping("val/score", mode="max", patience=2)
+    saver = RunCheckpoint(tmp_path, monitor="val/loss", mode="min")
+    more = {"val_check_interval": 2, "callbacks": [stopping, saver], "enable_checkpointing": True}
+    trainer = run(make_task(val_episodes=2, val_every=2), make_data(), 20, **more)
+    assert trainer.global_step == 12  # the third that plays
 
 
 @pytest.mark.parametrize("metric", ["val/score", "val/return_low"])
