@@ -210,7 +210,8 @@ def _model_lines(options: argparse.Namespace) -> list[str]:
     seq_len = 512 if options.seq_len is None else options.seq_len
     found, note = changes(options.model, options.swap, options.heads, seq_len)
     if options.json:
-        content = {"model": options.model, "swap": options.swap, "heads": options.heads}
+        content = {"model": options.model, "sizes": note}
+        content |= {"swap": options.swap, "heads": options.heads}
         names = ("name", "kind", "action", "heads", "parameters", "cache_bytes")
         layers = [
             {**{name: getattr(layer, name) for name in names}, "macs": macs}
@@ -222,16 +223,17 @@ def _model_lines(options: argparse.Namespace) -> list[str]:
         cells = [_arrow(layer.heads), _arrow(layer.parameters)]
         cells += [f"{_count(before)} -> {_count(after)}", _arrow(layer.cache_bytes)]
         rows.append([layer.name, layer.kind, layer.action, *(cells if layer.swapped else [""] * 4)])
+    swapped = [(layer, macs) for layer, macs in found if layer.swapped]
     sums = [
         [sum(pair[i] for pair in pairs) for i in (0, 1)]
-        for pairs in ([layer.parameters for layer, _ in found], [macs for _, macs in found])
+        for pairs in ([layer.parameters for layer, _ in swapped], [macs for _, macs in swapped])
     ]
     return [
         f"{options.model} ({note}), swapped to {options.swap} with heads={options.heads:g}:",
         "",
         *aligned(rows),
         "",
-        f"All attention layers: parameters {sums[0][0]:,} -> {sums[0][1]:,}, multiply-adds "
+        f"Sum of the swapped layers: parameters {sums[0][0]:,} -> {sums[0][1]:,}, multiply-adds "
         f"{_count(sums[1][0])} -> {_count(sums[1][1])}.",
         f'  model, report = lit_probattn.swap(model, "{options.swap}", heads={options.heads:g})',
     ]

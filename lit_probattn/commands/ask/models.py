@@ -88,8 +88,12 @@ def changes(
     except ValueError as error:
         raise ConfigError(f"--model {name}: {' '.join(str(error).split())}") from error
     after = _macs(model, named.inputs)
-    counted = [(before.get(one.name, 0), after.get(one.name, 0)) for one in report.layers]
-    return list(zip(report.layers, counted, strict=True)), named.note
+    found = []
+    for layer in report.layers:
+        parts = [layer.name, *([layer.output] if layer.output else [])]
+        sums = [sum(counts.get(part, 0) for part in parts) for counts in (before, after)]
+        found.append((layer, (sums[0], sums[1])))
+    return found, named.note
 
 
 def _macs(model: nn.Module, inputs: Any) -> dict[str, int]:

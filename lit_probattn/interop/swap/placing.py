@@ -407,6 +407,7 @@ def report(
             _run(run, model)
         errors = {place: values[0] for place, values in seen.items()}
     done: dict[str, list[LayerReport]] = {}
+    names = {module: name for name, module in model.named_modules()}
     for place, (site, part, change) in enumerate(
         zip(placing.chosen, placing.parts, placing.changes, strict=True)
     ):
@@ -429,6 +430,7 @@ def report(
         like = _weight_near(model, site)
         size = 1 if like is None else like.element_size()
         before, after = placing.counts[site.name], _count(site)
+        is_inside = site.reader is None or site.reader in set(site.module.modules())
         done.setdefault(site.name, []).append(
             LayerReport(
                 name=site.name if site.index == 0 else f"{site.name}, call {site.index + 1}",
@@ -442,6 +444,7 @@ def report(
                 error=error,
                 groups=None if change is None else change.weights.groups,
                 note="" if error is not None else note,
+                output="" if is_inside else names[site.reader],
             )
         )
     return done

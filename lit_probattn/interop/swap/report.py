@@ -24,6 +24,7 @@ class LayerReport:
         error: ‖new − old‖ / ‖old‖ of the layer's output on random tokens. None if not measured.
         groups: the merged query heads of every head. None means that no heads were merged.
         note: why the error was not measured.
+        output: name of its output projection, if that is outside the layer.
     """
 
     name: str
@@ -37,6 +38,7 @@ class LayerReport:
     error: float | None = None
     groups: list[list[int]] | None = None
     note: str = ""
+    output: str = ""
 
     @property
     def swapped(self) -> bool:

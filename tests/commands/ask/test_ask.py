@@ -25,6 +25,7 @@ from lit_probattn.commands.ask.measured import GPUS, with_times
 from lit_probattn.commands.ask.models import TESTED, changes
 from lit_probattn.compare.own import read_row
 from lit_probattn.configs import attention_entry
+from lit_probattn.interop.swap.report import LayerReport
 from lit_probattn.kernels.cpu.selftest import failure
 from lit_probattn.measure.counters import torch_macs
 from lit_probattn.measure.memory import measured_cpu_bytes
@@ -446,6 +447,32 @@ def test_multiply_adds_are_counted_without_a_copy_of_the_weights(monkeypatch):
     monkeypatch.setattr(nn.Parameter, "__deepcopy__", refused)
     model = nn.Sequential(nn.Linear(3, 5))
     assert models._macs(model, torch.ones(2, 3))["0"] == 2 * 3 * 5
+
+
+def test_an_output_projection_outside_the_layer_is_counted(monkeypatch, capsys):
+    """BERT's is in the next module."""
+    pytest.importorskip("transformers")
+    tokens, width = 16, 24
+    monkeypatch.setitem(models._REDUCED, "hidden_size", width)
+    assert main(["--model", "hf:bert", "--seq_len", str(tokens), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["sizes"].startswith("default sizes of bert; two of its 12 identical layers")
+    weights, maps, half = tokens * width * width, tokens * tokens * width, width // 2
+    for each in found["layers"]:
+        # Half the heads: a query, two keys, a value and an output; two scores and a mean.
+        assert each["macs"] == [4 * weights + 2 * maps, (5 * weights + 3 * maps) // 2]
+        after = 4 * half * (width + 1) + width * (half + 1) + 2 * 6
+        assert each["parameters"] == [4 * width * (width + 1), after]
+
+
+def test_only_swapped_layers_are_summed(monkeypatch, capsys):
+    """The row of a layer that is kept has no numbers."""
+    swapped = LayerReport("a", "Attention", "swapped", (4, 2), parameters=(8, 5))
+    found = [(swapped, (3_000_000, 2_000_000)), (LayerReport("b", "Gate", "kept: x"), (7, 7))]
+    monkeypatch.setitem(vars(models), "changes", lambda *_: (found * 2, "small"))
+    assert main(["--model", "hf:bert"]) == 0
+    told = capsys.readouterr().out
+    assert "swapped layers: parameters 16 -> 10, multiply-adds 6.00 M -> 4.00 M.\n" in told
 
 
 @pytest.mark.parametrize("name", mostly_slow(TESTED, ["gpt2", "bart"]))
