@@ -130,8 +130,11 @@ def _without_data(model: nn.Module) -> dict[int, Tensor]:
 
 
 def _by_equation(model: nn.Module, copied: dict[int, Tensor]) -> nn.Module:
-    """Return a copy for evaluation whose attention computes its equation; see `copy.deepcopy`."""
-    there = copy.deepcopy(model, dict[int, Any](copied)).eval()
+    """Return a copy for evaluation whose attention computes its equation; see `copy.deepcopy`.
+
+    Without gradients: the counter's hooks fail on a view of a parameter that is a module's input.
+    """
+    there = copy.deepcopy(model, dict[int, Any](copied)).eval().requires_grad_(False)
     for core in there.modules():
         if isinstance(core, Core):
             core.backend = core.makes.stated_backend

@@ -475,6 +475,20 @@ def test_only_swapped_layers_are_summed(monkeypatch, capsys):
     assert "swapped layers: parameters 16 -> 10, multiply-adds 6.00 M -> 4.00 M.\n" in told
 
 
+def test_a_view_of_a_parameter_may_be_the_input_of_a_module():
+    """As in timm's CaiT."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.token, self.layer = nn.Parameter(torch.ones(1, 3)), nn.Linear(3, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(self.token.expand(2, -1)) + x.sum()
+
+    assert models._macs(Model(), torch.ones(2))["layer"] == 2 * 3 * 5
+
+
 @pytest.mark.parametrize("name", mostly_slow(TESTED, ["gpt2", "bart"]))
 def test_types_of_transformers_by_name(name, monkeypatch):
     """Each has two layers, a model of two halves three kinds of them; only attention is counted.
