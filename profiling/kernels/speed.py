@@ -269,6 +269,9 @@ def open_store(
     """Open a file of results; those of other sides, devices, code or `more` are dropped."""
     folder.mkdir(parents=True, exist_ok=True)
     given = config.model_dump(exclude={"grid", "parity_tests", "parity", "figure", *_POINT})
+    for side, named in config.sides.items():
+        if named.attention is not None:  # its file may change after a measurement
+            given["sides"][side]["attention"] = named.attention.resolve(Path.cwd())
     machine = {"device": device_name(config.device), "versions": versions()}
     settings = {**given, **machine, "revision": git_revision(), **more}
     return RowStore(

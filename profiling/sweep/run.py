@@ -24,14 +24,25 @@ from profiling.sweep.predictions import Predictions
 from profiling.sweep.worker import make_worker, out_of_memory, request_of, rows_of
 
 
-def claim_folder(config: SweepConfig, folder: Path) -> None:
+def claim_folder(config: SweepConfig, folder: Path, root: Path) -> None:
     """Store the sweep in its folder, or check that it equals the stored one.
+
+    It is stored with the arguments in the attention files, which may change after a measurement.
+
+    Args:
+        config: the sweep.
+        folder: its results folder.
+        root: folder to which paths in the config are relative.
 
     Raises:
         ConfigError: the folder contains another sweep or unrelated files.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    note, content = folder / "sweep.json", config.model_dump(mode="json", exclude={"report"})
+    note, given = folder / "sweep.json", config.model_dump(mode="json", exclude={"report"})
+    for name, variant in config.variants.items():
+        class_path, init_args = variant.attention.resolve(root)
+        given["variants"][name]["attention"] = {"class_path": class_path, "init_args": init_args}
+    content = json.loads(json.dumps(given, default=str))
     if note.exists():
         try:
             stored = json.loads(note.read_text(encoding="utf-8"))
@@ -41,8 +52,8 @@ def claim_folder(config: SweepConfig, folder: Path) -> None:
             ) from error
         if stored != content:
             raise ConfigError(
-                f"{folder} contains results of another sweep (sweep.json differs); choose another "
-                "--out or remove the folder"
+                f"{folder} contains results of another sweep or of other attention files "
+                "(sweep.json differs); choose another --out or remove the folder"
             )
         return
     tables = (folder / "rows.csv", folder / "rows.parquet")
@@ -154,7 +165,7 @@ def run_sweep(
             missing points is not available.
     """
     points = make_plan(config, root)
-    claim_folder(config, folder)
+    claim_folder(config, folder, root)
     store = row_store(folder / ROWS)
     _run_missing(config, shard(points, index, count), store, stream)
     rows = store.rows

@@ -39,7 +39,7 @@ from profiling.sweep.points import measure_point
 from profiling.sweep.run import claim_folder
 from tests.profiling.helpers import sweep as small_sweep
 from tests.support.helpers import error_of
-from tests.support.paths import CONFIGS
+from tests.support.paths import CONFIGS, ROOT
 from tests.support.slow import mostly_slow
 
 SMALL = Question(32, 64, num_heads=4, batch_size=2)
@@ -300,7 +300,7 @@ def test_layers_of_middle_sizes_have_several_digits(few, capsys):
 
 
 def test_times_of_other_sizes_are_no_order(few, tmp_path):
-    claim_folder(config_of_times(), tmp_path)
+    claim_folder(config_of_times(), tmp_path, ROOT)
     rows = measure_point(make_plan(config_of_times(), tmp_path)[0])
     row_store(tmp_path / "rows.jsonl").add(*rows)
     words = ["--embed_dim", "16", "--seq_len", "9", "--num_heads", "2", "--batch", "1"]
@@ -313,7 +313,7 @@ def test_times_of_other_sizes_are_no_order(few, tmp_path):
 def test_times_of_another_mask_are_refused(few, of_sweep, asked, tmp_path, capsys):
     config = config_of_times()
     config.model.is_causal = of_sweep
-    claim_folder(config, tmp_path)
+    claim_folder(config, tmp_path, ROOT)
     row_store(tmp_path / "rows.jsonl").add(*measure_point(make_plan(config, tmp_path)[0]))
     words = ["--embed_dim", "16", "--seq_len", "8", "--num_heads", "2", "--batch", "1"]
     words += ["--measured", str(tmp_path), *(["--causal"] if asked else [])]

@@ -22,6 +22,7 @@ from profiling.sweep.points import failed_rows
 from profiling.sweep.run import describe_plan, run_sweep
 from tests.profiling.helpers import MGK, SOFTMAX, attention, fork_workers, sweep
 from tests.support.paths import ROOT
+from tests.support.runs import write_attention
 
 HERE = "tests.profiling.helpers."
 
@@ -285,6 +286,22 @@ def test_folder_of_another_sweep_is_refused(tmp_path):
     run(sweep(), tmp_path)
     with pytest.raises(ConfigError, match="another sweep"):
         run(sweep(seed=1), tmp_path)
+
+
+@pytest.mark.usefixtures("uncounted")
+def test_other_arguments_in_an_attention_file_are_another_sweep(tmp_path):
+    """Rows of both arguments in one folder would share their names and their places."""
+    folder = tmp_path / "out"
+
+    def rows_of(num_kv_heads):
+        file = write_attention(tmp_path, "SoftmaxAttention", num_kv_heads=num_kv_heads)
+        variants = {"softmax": attention(), "own": {"attention": {"config": str(file)}}}
+        return run(sweep(variants=variants), folder)
+
+    first = rows_of(1)
+    with pytest.raises(ConfigError, match="other attention files"):
+        rows_of(2)
+    assert rows_of(1) == first
 
 
 def test_three_sweeps_share_the_plane_of_width_and_length():
