@@ -28,7 +28,7 @@ from lit_probattn.measure.timing import (
     time_sides,
 )
 from lit_probattn.records.markdown import one_line
-from lit_probattn.records.tables import counted, markdown_lines
+from lit_probattn.records.tables import counted, markdown_lines, span
 from profiling.kernels.ahead import compile_ahead
 from profiling.kernels.bound import measured_rates, product_rate
 from profiling.kernels.command import parity_tasks
@@ -248,12 +248,10 @@ def run_kernels(
             [point for point in points(config) if place_name(point) not in done], jobs
         ):
             print(f"not compiled: {problem}", flush=True)
-    size = 8192 if config.device == "cuda" else 512
-    ceiling = product_rate(torch.device(config.device), getattr(torch, config.dtype), size)
-    rows = [row for point in points(config) for row in point_rows(point, ceiling, result, store)]
+    rows = [row for point in points(config) for row in point_rows(point, result, store)]
     passed = result.passed and not any(row.get("holds") is False for row in rows)
     tests = f"{'passed' if result.passed else 'FAILED'}: {result.summary}"
-    page = speed_report(config, rows, ceiling, tests, device_name(config.device))
+    page = speed_report(config, rows, tests, device_name(config.device))
     if result.rows:
         page = replace(page, tables={**page.tables, "parity": as_csv(pd.DataFrame(result.rows))})
     return page, passed
@@ -282,7 +280,7 @@ def open_store(
 
 
 def point_rows(
-    config: KernelsConfig, ceiling: float, result: Checked, store: RowStore[dict[str, Any]] | None
+    config: KernelsConfig, result: Checked, store: RowStore[dict[str, Any]] | None
 ) -> list[dict[str, Any]]:
     """Return the stored rows of a point, or `measured_rows` with the threads of the point."""
     place = place_name(config)
@@ -293,6 +291,8 @@ def point_rows(
     torch.set_num_threads(config.num_threads or threads)
     try:
         print(f"measuring {place}", flush=True)
+        device, dtype = torch.device(config.device), getattr(torch, config.dtype)
+        ceiling = product_rate(device, dtype, 8192 if device.type == "cuda" else 512)
         rows = measured_rows(config, ceiling, result)
     finally:
         torch.set_num_threads(threads)
@@ -316,7 +316,11 @@ def place_name(config: KernelsConfig) -> str:
 
 
 def measured_rows(config: KernelsConfig, ceiling: float, result: Checked) -> list[dict[str, Any]]:
-    """Measure one point; return a row per side, and per comparison of sides that may be trusted."""
+    """Measure one point; return a row per side, and per comparison of sides that may be trusted.
+
+    `ceiling` is the FLOP/s of a large matrix product in the dtype and with the threads of the
+    point.
+    """
     results, failed = measure(config)
     place = {"place": place_name(config)}
     rows: list[dict[str, Any]] = [
@@ -346,7 +350,8 @@ def _side_row(result: SideResult, ceiling: float) -> dict[str, Any]:
     row |= {"flops": result.flops, "flops_per_s": speed, "note": result.note}
     bound = result.bound
     row["of_bound"] = None if bound is None else quantile(result.best, 0.5) / bound
-    return {**row, "of_ceiling": None if speed is None else speed / ceiling, "bound_s": bound}
+    row |= {"ceiling_flops_per_s": ceiling, "bound_s": bound}
+    return {**row, "of_ceiling": None if speed is None else speed / ceiling}
 
 
 def _compare(
@@ -395,7 +400,6 @@ def _verdict(name: str, bound: float | None, value: float | None) -> tuple[str, 
 def speed_report(
     config: KernelsConfig,
     rows: Sequence[Mapping[str, Any]],
-    ceiling: float,
     tests: str,
     hardware: str,
 ) -> Page:
@@ -404,17 +408,18 @@ def speed_report(
     Args:
         config: the file.
         rows: rows of `measured_rows` for any number of points.
-        ceiling: FLOP/s of a large matrix product.
         tests: result of the parity tests.
         hardware: the device and its processor.
     """
     missed = [row for row in rows if row.get("holds") is False]
+    ceilings = [row["ceiling_flops_per_s"] / 1e12 for row in rows if "ceiling_flops_per_s" in row]
     facts = [
         f"Random data; {config.dtype} and attention without projections unless the heading differs",
         f"Implementations alternate, after {config.warmup} warm-up calls each; medians with 20 % "
         "and 80 % quantiles. On a GPU: replays of a CUDA graph, and calls from Python in a "
         "separate column",
-        f"A large matrix product reaches {ceiling / 1e12:.3g} TFLOP/s",
+        f"A large matrix product, in the dtype and with the threads of the point, reaches "
+        f"{span(ceilings)} TFLOP/s",
         "TFLOP/s: executed products, 2 FLOP per multiply-add, not halved by causal masks",
         f"Parity tests: {tests}",
     ]

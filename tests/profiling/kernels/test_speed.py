@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import re
 
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -285,7 +287,7 @@ def test_a_report_begins_with_what_is_missed_and_what_is_dearer():
     results = gpu_results(point, graph)
     rows = [{**place, "side": name, **_side_row(results[name], 1e12)} for name in results]
     rows.append({**place, "comparison": "a", **compared(point, graph)})
-    head, table = speed_report(point, rows, 1e12, "passed", "a GPU").text().split("\n## ")
+    head, table = speed_report(point, rows, "passed", "a GPU").text().split("\n## ")
     assert "Bounds: 0 of 1 hold" in head
     assert "MISSED: a at N = 64" in head
     assert "Above 1: a at 1 of 1 point, at most" in head
@@ -305,6 +307,26 @@ def test_sides_run_where_they_are_asked_to():
     assert [*second.sides] == ["fused", "plain", "torch"]
     assert (second.dtype, second.batch_size, second.grid) == ("float64", 4, None)
     assert measured_rows(first, 1e12, Checked(True, ""))[0]["place"] == place_name(first)
+
+
+@pytest.mark.usefixtures("made_up", "parity_passes")
+def test_the_ceiling_has_the_dtype_and_the_threads_of_the_point(tmp_path, monkeypatch):
+    def product_rate(device, dtype, size):
+        return torch.get_num_threads() * 1e11 * (2 if dtype == torch.bfloat16 else 1)
+
+    monkeypatch.setattr(speed, "product_rate", product_rate)
+    grid = {"tokens": 64, "seq_lens": [32], "head_dims": [8], "num_threads": [1, 2]}
+    page, _ = run_kernels(config([], grid={**grid, "dtypes": ["float32", "bfloat16"]}), tmp_path)
+    rows = pd.read_csv(io.StringIO(page.tables["rows"])).dropna(subset="side")
+    found = (rows["flops_per_s"] / rows["of_ceiling"]).groupby(rows["place"]).mean()
+    rates = {", ".join(place.split(", ")[i] for i in (3, 5)): rate for place, rate in found.items()}
+    assert rates == pytest.approx(
+        {
+            **{"float32, 1 thread": 1e11, "float32, 2 threads": 2e11},
+            **{"bfloat16, 1 thread": 2e11, "bfloat16, 2 threads": 4e11},
+        }
+    )
+    assert "reaches 0.1 to 0.4 TFLOP/s" in page.text()
 
 
 def test_without_a_gpu_there_is_no_graph():
