@@ -267,7 +267,7 @@ def _break_even(frame: pd.DataFrame) -> list[str]:
     smaller with fewer global heads.
     """
     lines = []
-    for variant, group in frame.groupby("variant", sort=False):
+    for (variant, _), group in frame.groupby(["variant", "num_heads"], sort=False):
         layer = layer_of_row(group.iloc[0].to_dict())
         limit = None if layer is None else layer.cost(1).break_even_head_dim
         if limit is None or layer is None:

@@ -46,13 +46,23 @@ def test_excesses_and_break_even_sizes_are_named():
     assert len(lines) == 2  # fish2 breaks even at 2.67, below every head size
 
 
+def test_each_number_of_heads_has_its_break_even_size():
+    """With half the heads global, it is the number of heads."""
+    frame = frame_of({"fish": {"head_ratio": 2.0}})
+    frame = pd.concat([frame.assign(num_heads=heads) for heads in (8, 16, 32)])
+    lines = dearer_lines(frame, ratios_of({"fish": [(128, 0.7)]}))
+    assert [line.partition(" (the")[0].partition(" is larger than in ")[2] for line in lines] == [
+        "32-head attention for head sizes below 32, here 16"
+    ]
+
+
 def test_at_most_is_the_largest_of_several_excesses():
-    frame = frame_of({}).reindex(columns=["attention_class", "variant"])
+    frame = frame_of({}).reindex(columns=["attention_class", "variant", "num_heads"])
     (line,) = dearer_lines(frame, ratios_of({"mgk4": [(128, 1.1), (256, 1.75), (512, 1.5)]}))
     assert line.endswith("at 3 of 3 points, at most 1.75 times (N = 256).")
 
 
 def test_cheaper_variants_give_no_lines():
-    frame = frame_of({}).reindex(columns=["attention_class", "variant"])
+    frame = frame_of({}).reindex(columns=["attention_class", "variant", "num_heads"])
     assert dearer_lines(frame, ratios_of({"mgk4": [(128, 0.9), (512, 1.0)]})) == []
     assert dearer_lines(frame, pd.DataFrame()) == []
