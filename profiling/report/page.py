@@ -75,6 +75,9 @@ def page_of(
         ConfigError: rows of several versions, or no baseline row.
     """
     require_one_version(frame)
+    require_one_result(frame)
+    # The file may name other baselines than during the measurement, which does not depend on them.
+    frame = frame.assign(baseline=frame["variant"].map(config.baseline_of))
     notes = require_baselines(config, frame)
     ratios = ratio_table(frame)
     table, constants = compact(frame)
@@ -263,6 +266,22 @@ def require_one_version(frame: pd.DataFrame) -> None:
             raise ConfigError(
                 f"the sweep mixes {column}: {' | '.join(found)}; rerun it in a new folder"
             )
+
+
+def require_one_result(frame: pd.DataFrame) -> None:
+    """Raise a ConfigError if a variant has two results at a place, with other arguments or sizes.
+
+    One of them would be in the tables, and possibly the other one of its baseline.
+    """
+    keys = ["variant", "quantity", "source", *PLACE, *SETTING]
+    twice = frame[(frame["status"] == "ok") & frame.duplicated([*keys, "status"])]
+    if len(twice):
+        row = twice.iloc[0]
+        place = ", ".join(f"{name} {row[name]}" for name in PLACE if not pd.isna(row[name]))
+        raise ConfigError(
+            f"{row['variant']} has two results ({row['quantity']}, {place}), with other arguments "
+            "or sizes: rerun the sweep in a new folder"
+        )
 
 
 def require_baselines(config: SweepConfig, frame: pd.DataFrame) -> list[str]:

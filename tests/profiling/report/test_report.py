@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shlex
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from profiling.report.efficiency import efficiency_lines
 from profiling.report.page import (
     agreement,
     load_results,
+    page_of,
     require_baselines,
     unequal_lines,
     write_report,
@@ -193,6 +195,18 @@ def test_points_whose_baseline_has_another_backend_or_device_are_noted(
     assert note.startswith("mgk: no ratios at 4 points, where softmax has values only with another")
 
 
+def test_ratios_are_those_to_the_baselines_of_the_file(results, rows):
+    """All of them: a file may name another baseline after the measurement."""
+    config = results[0].model_copy(update={"baseline": "mgk"})
+    page = page_of(config, to_frame(rows, list(config.variants)))
+    ratios = pd.read_csv(io.StringIO(page.tables["ratios"]))
+    assert set(zip(ratios["variant"], ratios["baseline"], strict=True)) == {
+        *(("softmax", "mgk"), ("mgk_full", "mgk")),
+    }
+    found = {row["variant"]: row["baseline"] for row in page.about["variants"]}
+    assert found == {"softmax": "mgk", "mgk": "", "mgk_full": "mgk"}
+
+
 def test_crossover_is_interpolated_in_log_length():
     base = {"metric": "time_median_s", "variant": "v", "baseline": "b", "embed_dim": 8}
     base |= {"grid_heads": None, "batch_size": 1, "mode": "eval", "backend": "x", "dtype": "y"}
@@ -256,6 +270,7 @@ def of(**change):
         (of(sweep="another"), "rows of the sweep 'another', expected 'small'"),
         (of(variant="mgk_ful"), "rows of the variant 'mgk_ful', .*; did you mean 'mgk_full'"),
         (lambda rows: rows[:-2] + of(versions="torch 1.0")(rows[-2:]), "mixes versions"),
+        (lambda rows: rows + of(point_id="x")(rows[-2:]), r"mgk_full has two results \(cost, "),
         (lambda rows: [r for r in rows if r.variant != "softmax"], "no baseline row: softmax"),
     ],
 )
