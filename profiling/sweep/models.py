@@ -114,10 +114,14 @@ def model_shape(point: Point) -> ModelShape | None:
 
 
 def make_step(point: Point, device: torch.device) -> tuple[StepFunction, Resident]:
-    """Return a function that runs one step, in training with backward, and the resident memory."""
+    """Return a function that runs one step, in training with backward, and the resident memory.
+
+    Backward includes the gradient of a layer's inputs, as for a layer within a model.
+    """
     with torch.device(device):
         model = build_model(point)
         inputs = make_inputs(point, device)
+    inputs.requires_grad_(point.mode == "train" and inputs.is_floating_point())
 
     def step() -> None:
         if point.mode == "eval":
@@ -127,5 +131,6 @@ def make_step(point: Point, device: torch.device) -> tuple[StepFunction, Residen
         out = model(inputs)
         out.backward(torch.ones_like(out))  # dense, like the gradient of a loss
         model.zero_grad(set_to_none=True)
+        inputs.grad = None
 
     return step, (model, inputs)

@@ -11,12 +11,17 @@ from torch import nn
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.attention.backends import recorded_choices
-from lit_probattn.measure.counters import torch_flops_by_module, torch_macs, torch_train_macs
+from lit_probattn.measure.counters import (
+    torch_flops,
+    torch_flops_by_module,
+    torch_macs,
+    torch_train_macs,
+)
 from lit_probattn.randomness import RandomKey
 from profiling.cost.models import LanguageModel
 from profiling.sweep.config import SweepConfig
 from profiling.sweep.count import attention_layers, require_identical
-from profiling.sweep.models import build_model, make_inputs
+from profiling.sweep.models import build_model, make_inputs, make_step
 from profiling.sweep.plan import make_plan
 from profiling.sweep.points import measure_point
 from tests.profiling.helpers import count_by_torch_alone
@@ -133,6 +138,14 @@ def test_auto_is_counted_as_it_runs(variant, mode):
     assert measured.macs == exact.macs == count(model, inputs).products
     *_, ran = recorded_choices().values()
     assert measured.backend_note.startswith(f"auto ({ran}): ")
+
+
+def test_a_measured_step_runs_the_counted_products():
+    """In training with the gradient of the inputs."""
+    for mode in ("eval", "train"):
+        (point,) = points({"mgk": VARIANTS["mgk"]}, "reference", mode)
+        step, _ = make_step(point, torch.device("cpu"))
+        assert torch_flops(step) == 2 * measure_point(point)[0].macs
 
 
 class LearnedBias(SoftmaxAttention):
