@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from datamodules.core.base import CachedDataModule, DataModule
-from lit_probattn.attention import Attention
+from lit_probattn.attention import Attention, recorded_choices
 from lit_probattn.base.errors import DataError
-from lit_probattn.base.memory import StepFunction, outlined_bytes
+from lit_probattn.base.memory import StepFunction, outlined_bytes, predicted_bytes
 from lit_probattn.compare.runs import Run
 from lit_probattn.configs import attention_factory, class_of, default_argument, link_sizes
 from lit_probattn.kernels.operator import IMPLEMENTATIONS
@@ -200,12 +200,17 @@ def step_bytes(run: Run) -> int:
     data = run.data()
     parts = int(run.config["trainer"].get("accumulate_grad_batches") or 1)
     batch = max(1, rows_of_step(run.config) // parts)
-    weights = 0
+    weights, chosen = 0, set()
+
+    def note(*_: Any) -> None:
+        chosen.add(list(recorded_choices().values())[-1])
 
     def build() -> tuple[StepFunction, list[Any]]:
         nonlocal weights
         task = build_task(run, data).train()
         weights = sum(p.numel() * p.element_size() for p in task.model.parameters())
+        for layer in (m for m in task.modules() if isinstance(m, Attention)):
+            layer.register_forward_hook(note)
         inputs, _ = make_inputs(task, data, batch)
         key = RandomKey(0, 0, torch.arange(batch))
 
@@ -218,6 +223,8 @@ def step_bytes(run: Run) -> int:
         return step, [task, inputs]
 
     peak, resident = outlined_bytes(build, "cpu", IMPLEMENTATIONS)
+    if "sdpa" in chosen:  # which stores all maps on the meta device
+        peak, resident = predicted_bytes(build)
     return peak + resident + 2 * weights
 
 

@@ -111,7 +111,11 @@ def test_memory_is_that_of_one_micro_batch(tmp_path):
     assert found(8, 2) < found(8, 1)
 
 
-def test_memory_of_a_model_with_two_outputs_is_that_of_a_real_step():
+@pytest.mark.parametrize(
+    ("seq_len", "mlp_dim", "dropout"),
+    [(23, 16384, 0.1), (400, 64, 0.0)],  # the second by PyTorch's attention, which stores no maps
+)
+def test_memory_of_a_model_with_two_outputs_is_that_of_a_real_step(seq_len, mlp_dim, dropout):
     """A model of questions returns logits of starts and of ends."""
     sizes = {"embed_dim": 16, "head_dim": 8, "num_layers": 1, "num_token_types": 2}
     softmax = {
@@ -119,8 +123,8 @@ def test_memory_of_a_model_with_two_outputs_is_that_of_a_real_step():
         "init_args": {"num_heads": 2},
     }
     task_class = "lit_probattn.tasks.QuestionAnswering"
-    arguments = {**sizes, "mlp_dim": 16384, "attention": softmax}
-    data = SimpleNamespace(max_seq_len=23, vocab_size=31, batch_setting=("batch_size", 6))
+    arguments = {**sizes, "mlp_dim": mlp_dim, "attention": softmax, "attention_dropout": dropout}
+    data = SimpleNamespace(max_seq_len=seq_len, vocab_size=31, batch_setting=("batch_size", 6))
     config = {
         "data": {"init_args": {"batch_size": 6}},
         "model": {"class_path": task_class, "init_args": arguments},
@@ -133,7 +137,7 @@ def test_memory_of_a_model_with_two_outputs_is_that_of_a_real_step():
     step()
     weights = 4 * sum(p.numel() for p in task.model.parameters())
     measured = cpu_peak_bytes(step) + 3 * weights
-    assert step_bytes(run) == pytest.approx(measured, abs=weights / 4)
+    assert step_bytes(run) == pytest.approx(measured, rel=0.15)
 
 
 def test_inputs_are_all_words_but_padding():
