@@ -90,11 +90,18 @@ def describe(trainer: pl.Trainer, task: pl.LightningModule, batch: Any) -> str:
 
 
 def _ask(task: nn.Module, rows: int, inputs: Tensor) -> str:
-    """Return the command that ranks variants by memory at the sizes of the first layer."""
+    """Return the command that ranks variants by memory at the sizes of the first layer.
+
+    Empty if `ask` has no such sizes: its softmax heads have size E = C / H, and other variants have
+    heads of that size, as many or half as many.
+    """
     layer = next((module for module in task.modules() if isinstance(module, Attention)), None)
     if layer is None or inputs.ndim > 3:  # image patches are not predicted here
         return ""
-    sizes = f"--embed_dim {layer.embed_dim} --num_heads {layer.num_heads}"
+    heads, rest = divmod(layer.embed_dim, layer.head_dim)
+    if rest or heads not in (layer.num_heads, 2 * layer.num_heads):
+        return ""
+    sizes = f"--embed_dim {layer.embed_dim} --num_heads {heads}"
     return (
         "; memory of every variant at these sizes: "
         f"lit-probattn ask {sizes} --seq_len {inputs.shape[1]} --batch {rows}"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from lit_probattn.attention import SoftmaxAttention
+from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.commands.ask.command import main as ask
 from lit_probattn.training.memory import (
     MemoryAdvice,
@@ -66,12 +66,8 @@ ERRORS = (
 )
 
 
-def test_packed_samples_are_named_with_the_length_of_the_longest():
-    batch = {
-        "inputs": torch.zeros(1, 20, dtype=torch.int64),
-        "sample_ids": torch.arange(3),
-        "cu_seqlens": torch.tensor([0, 5, 17, 20], dtype=torch.int32),
-    }
+def line_of(layer, batch) -> str:
+    """The line about a training step with this layer."""
     trainer: Any = SimpleNamespace(
         strategy=SimpleNamespace(root_device="cpu"),
         state=SimpleNamespace(stage="train"),
@@ -79,7 +75,35 @@ def test_packed_samples_are_named_with_the_length_of_the_longest():
         global_step=4,
         accumulate_grad_batches=1,
     )
-    line = describe(trainer, SoftmaxAttention(16, 2), batch)
+    return describe(trainer, layer, batch)
+
+
+@pytest.mark.parametrize(
+    ("layer", "heads"),
+    [
+        (SoftmaxAttention(16, 2), "2"),
+        (MGKAttention(16, 2, head_dim=4), "4"),  # half as many as softmax attention
+        (SoftmaxAttention(16, 2, head_dim=4), "4"),
+        (SoftmaxAttention(16, 8, head_dim=8), None),  # heads wider together than the layer
+        (SoftmaxAttention(16, 2, head_dim=3), None),
+    ],
+)
+def test_ask_is_named_for_the_head_size_of_the_layer_or_not_at_all(layer, heads):
+    """Its softmax heads have size E = C / H."""
+    batch = {"inputs": torch.zeros(3, 20, dtype=torch.int64), "sample_ids": torch.arange(3)}
+    line = line_of(layer, batch)
+    found = re.search(r"ask --embed_dim 16 --num_heads (\d+) --seq_len 20 --batch 3$", line)
+    assert (found and found[1]) == heads
+    assert ("lit-probattn ask" in line) is (heads is not None)
+
+
+def test_packed_samples_are_named_with_the_length_of_the_longest():
+    batch = {
+        "inputs": torch.zeros(1, 20, dtype=torch.int64),
+        "sample_ids": torch.arange(3),
+        "cu_seqlens": torch.tensor([0, 5, 17, 20], dtype=torch.int32),
+    }
+    line = line_of(SoftmaxAttention(16, 2), batch)
     assert "at step 4: a micro-batch of 3 samples packed into 20 tokens" in line
     assert line.endswith("--seq_len 12 --batch 3")
 
