@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -41,10 +41,11 @@ class Rotary(nn.Module):
         length, size = x.shape[-2], self.rotary_dim
         # In float64: at position 100 000, a float32 angle is off by 0.004.
         powers = torch.arange(0, size, 2, dtype=torch.float64, device=x.device) / size
-        if isinstance(positions, Tensor):
+        if isinstance(positions, Tensor) and positions.dim():
             steps = positions.view(len(positions), *(1,) * (x.dim() - 3), length)
         else:
-            steps = torch.arange(positions, positions + length, device=x.device)
+            first = cast(int, positions)  # a 0-d tensor, like sizes, in torch.jit.trace
+            steps = torch.arange(first, first + length, device=x.device)
         angles = steps[..., None].to(torch.float64) * BASE**-powers  # (L, size / 2) per row
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from functools import partial
 from itertools import product
 
 import pytest
@@ -12,6 +13,7 @@ from torch.autograd import forward_ad
 
 import lit_probattn
 from lit_probattn import functional as LF
+from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.randomness import RandomKey
 from tests.functional.graphs import (
     FORMS,
@@ -132,6 +134,16 @@ def test_a_jit_trace_is_for_any_sizes(name):
         graph = torch.jit.trace(layer, call(24, 3), check_trace=False)
         for given in (call(31, 5), call(17, 1)):
             torch.testing.assert_close(graph(*given), layer(*given), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("layer_type", [SoftmaxAttention, partial(MGKAttention, shifted_keys=True)])
+def test_a_jit_trace_rotates_any_number_of_positions(layer_type):
+    """Sizes are tensors while it is recorded, and the first position is a difference of them."""
+    layer = layer_type(12, 2, rotary_dim=4, backend="reference").eval()
+    with torch.no_grad():
+        graph = torch.jit.trace(layer, (torch.randn(2, 24, 12),), check_trace=False)
+        for x in (torch.randn(2, 31, 12), torch.randn(1, 17, 12)):
+            torch.testing.assert_close(graph(x), layer(x), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("trace", ["make_fx", "jit"])

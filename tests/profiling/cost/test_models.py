@@ -52,13 +52,14 @@ VARIANTS = {
     "soft_e": (MGK, {"e_step": "soft"}),
     "hard_e": (MGK, {"e_step": "hard"}),
     "multi_query": (MGK, {"num_kv_heads": 1}),
+    "rotary": (MGK, {"shifted_keys": True, "rotary_dim": 4}),
 }
 
 
 # What is counted with a backend every time.
 FEW = {
     **{"reference": "mgk_three", "sdpa": "grouped", "blockwise": "hard_e"},
-    **{"native": "smgk", "auto": "mgk"},
+    **{"native": "smgk", "auto": "rotary"},
 }
 
 
