@@ -317,7 +317,7 @@ class RunCheckpoint(Checkpoint):
         for callback in trainer.callbacks:
             is_strict = isinstance(callback, EarlyStopping) and callback.strict
             if is_strict and callback.monitor.startswith("val/"):
-                found["the monitor of EarlyStopping in trainer.callbacks,"] = callback.monitor
+                found["trainer.callbacks: EarlyStopping's monitor"] = callback.monitor
         return found
 
     def _is_better(self, score: float) -> bool:
