@@ -334,7 +334,7 @@ def unequal_lines(frame: pd.DataFrame) -> list[str]:
         }
     named = frame.groupby("variant")["baseline"].first()
     baselines = {str(name): None if pd.isna(base) else base for name, base in named.items()}
-    touches = "this affects time and memory, but not counted operations and parameters"
+    touches = "this affects time and memory (backends also counted operations), not parameters"
     return unequal_sides(sides, baselines, touches)
 
 
