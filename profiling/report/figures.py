@@ -119,8 +119,9 @@ def _quantities(
     """Return the ratios of each quantity in the paper's sentences; without sentences, of all.
 
     A training step with the same ratios of counts as the forward pass is not drawn; of several
-    batch sizes, the smallest one is.
+    batch sizes, the smallest one is, of several backends and dtypes the first one of the grid.
     """
+    ratios = _in_grid_order(ratios, config)
     known = ratios[ratios["metric"].isin(_DRAWN) & ratios["ratio_measured"].notna()]
     claims = [claim for sentence in config.sentences for claim in sentence.holds]
     wanted: list[tuple[str, str, str | None]] = [
@@ -137,8 +138,9 @@ def _quantities(
             part = table[table["mode"] == mode]
             if part.empty:
                 continue
-            part = part[part["backend"] == part.groupby("variant")["backend"].transform("first")]
-            part = part[part["batch_size"] == part["batch_size"].min()]
+            for name in ("backend", "dtype"):
+                part = part[part[name] == part.groupby("variant")[name].transform("first")]
+            part = part[part["batch_size"] == part["batch_size"].min()].sort_index()
             quantity = Quantity(metric, scope, mode)
             axis = _axis(quantity, varying)
             keys = ["variant", "embed_dim", "grid_heads"]
@@ -148,6 +150,23 @@ def _quantities(
                 continue
             found[quantity] = part
     return found
+
+
+def _in_grid_order(table: pd.DataFrame, config: SweepConfig) -> pd.DataFrame:
+    """Return the rows with those of the first backend of the grid, and of its first dtype, first.
+
+    Backends that a variant sets itself are last.
+    """
+    grids: dict[str, list[str]] = {
+        "backend": config.grid.backend,
+        "dtype": [*config.grid.dtype],
+    }
+
+    def key(column: pd.Series) -> pd.Series:
+        names = grids[str(column.name)]
+        return column.map(lambda name: names.index(name) if name in names else len(names))
+
+    return table.sort_values([*grids], key=key, kind="stable")
 
 
 def _alike(first: Quantity, one: pd.DataFrame, second: Quantity, other: pd.DataFrame) -> bool:
@@ -193,7 +212,7 @@ def ratio_figure(
     )
     has_error = any(q.metric == _TIME for q in parts)
     one = next(iter(parts.values()))
-    caption += f" with backend {', '.join(sorted(one['backend'].unique()))}; "
+    caption += f" with {_settings(one)}; "
     caption += (
         "medians without error bars; rows.csv contains the quantiles of times."
         if has_error
@@ -326,6 +345,7 @@ def _operations_and_time(config: SweepConfig, frame: pd.DataFrame) -> pd.DataFra
             for scope in ("model", "layers", "attention"):
                 table = ratios_of(claim.model_copy(update={"scope": scope}), config, frame)
                 table = table[table["source"] == "measured"] if len(table) else table
+                table = _in_grid_order(table, config)
                 if len(table):
                     modes.append(table)
                     break
@@ -334,7 +354,7 @@ def _operations_and_time(config: SweepConfig, frame: pd.DataFrame) -> pd.DataFra
     if counts.empty or times.empty:
         return pd.DataFrame()
     place = ["variant", "embed_dim", "seq_len", "grid_heads", "batch_size", "mode", "scope"]
-    keys = [*place, "backend", "dtype"]  # of several, the first one with a time
+    keys = [*place, "backend", "dtype"]  # of several, the first one of the grid with a time
     counts = counts.drop_duplicates(keys)[[*keys, "value"]].rename(columns={"value": "macs"})
     both = times.drop_duplicates(keys).merge(counts, on=keys).drop_duplicates(place)
     both["baseline"] = [config.baseline_of(name) for name in both["variant"]]
@@ -355,8 +375,8 @@ def together_figure(both: pd.DataFrame, names: Mapping[str, str]) -> ReportFigur
     device = ", ".join(sorted(both["device_name"].unique()))
     caption = (
         f"Ratios to {bases} at the same width, length and batch size; {CHEAPER}. Diamonds: "
-        f"multiply-adds, counted; dots: median time on {device}, with backend "
-        f"{', '.join(sorted(both['backend'].unique()))}. Error bars: 20 % (80 %) "
+        f"multiply-adds, counted; dots: median time on {device}, with {_settings(both)}. "
+        "Error bars: 20 % (80 %) "
         "quantile of repeated measurements divided by the 80 % (20 %) quantile of the baseline. "
         f"{len(both)} points."
     )
@@ -364,6 +384,12 @@ def together_figure(both: pd.DataFrame, names: Mapping[str, str]) -> ReportFigur
     if len(places) > _MOST_PANELS:
         caption += f" {_MOST_PANELS} of {len(places)} settings are drawn."
     return ReportFigure(claim, caption, partial(_draw_together, both, names))
+
+
+def _settings(table: pd.DataFrame) -> str:
+    """Return the backends and the dtypes of a table."""
+    backends, dtypes = (", ".join(sorted(table[name].unique())) for name in ("backend", "dtype"))
+    return f"backend {backends} in {dtypes}"
 
 
 def _places(both: pd.DataFrame) -> dict[tuple[Any, ...], pd.DataFrame]:

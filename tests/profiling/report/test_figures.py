@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pandas as pd
 import pytest
 
 from lit_probattn.records.figures import colour_of
 from profiling.report import figures
 from profiling.report.figures import Quantity
-from profiling.sweep.config import SweepConfig
+from profiling.report.ratios import ratio_table
+from profiling.sweep.config import Grid, SweepConfig
 from tests.profiling.helpers import MGK, attention, ratio_rows, sweep
 
 NAMES = {"softmax8": "softmax, 8 heads", "fish2": "FiSH, 8 heads from 2 score maps"}
@@ -150,8 +153,6 @@ def two():
 
 
 def test_a_sweep_has_at_most_two_figures_and_the_second_needs_times():
-    from profiling.report.ratios import ratio_table
-
     config = two()
     counted, timed = rows(config), rows(config, time=0.25)
     names = [list(figures.figures_of(config, t, ratio_table(t))) for t in (counted, timed)]
@@ -197,8 +198,6 @@ def test_all_panels_of_operations_and_time_contain_their_values():
 
 
 def test_a_single_point_has_no_figure():
-    from profiling.report.ratios import ratio_table
-
     config = two()
     frame = rows(config)
     frame = frame[frame["seq_len"] == 8]
@@ -236,6 +235,26 @@ def test_operations_stand_beside_the_time_of_their_backend():
     assert "with backend auto, reference" in caption
 
 
+def test_of_several_backends_and_dtypes_the_first_of_the_grid_is_drawn():
+    """By the order in the file, not by the alphabet, and the captions name both."""
+    grid = {"embed_dim": [8], "seq_len": [8, 16], "backend": ["reference", "blockwise"]}
+    config = two().model_copy(
+        update={"grid": Grid.model_validate({**grid, "dtype": ["float32", "bfloat16"]})}
+    )
+    tables = []
+    for backend, dtype in product(("blockwise", "reference"), ("bfloat16", "float32")):
+        table = rows(config, time=0.25).assign(backend=backend, dtype=dtype)
+        factor = 1.0 if (backend, dtype) == ("reference", "float32") else 3.0
+        table.loc[table["variant"] == "mgk", ["macs", "time_median_s"]] *= factor
+        tables.append(table)
+    frame = pd.concat(tables, ignore_index=True)
+    found = figures.figures_of(config, frame, ratio_table(frame))
+    assert all("with backend reference in float32" in one.caption for one in found.values())
+    assert found["figure"].claim.startswith("MGK, 2 heads: 0.50 of the multiply-adds")
+    wanted = "MGK, 2 heads: 0.50 of the multiply-adds, 1.50 of the time"
+    assert found["operations_and_time"].claim == wanted
+
+
 def three():
     variants = {"softmax": attention(), "mgk": attention(MGK), "other": attention(MGK)}
     return sweep(variants=variants, grid={"embed_dim": [8], "seq_len": [8, 16]})
@@ -250,8 +269,6 @@ def test_variants_with_one_name_are_followed_by_their_keys():
 
 def test_a_variant_has_the_colour_of_the_legend_where_others_have_no_values():
     """`other` has counts, but no times."""
-    from profiling.report.ratios import ratio_table
-
     config = three()
     frame = rows(config, time=0.25)
     frame.loc[frame["variant"] == "mgk", "time_median_s"] = None
