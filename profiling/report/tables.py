@@ -48,8 +48,7 @@ def extremes_table(ratios: pd.DataFrame) -> list[str]:
     keys = ["metric", "scope", "variant", *extra, "mode"]
     for values, group in ratios.groupby(keys, sort=False, dropna=False):
         metric, scope, variant = map(str, values[:3])
-        is_measured = group["ratio_measured"].notna().any()
-        column = "ratio_measured" if is_measured else "ratio_analytic"
+        column = _found_column(group)
         group = group.dropna(subset=[column])
         if group.empty:
             continue
@@ -72,6 +71,12 @@ def extremes_table(ratios: pd.DataFrame) -> list[str]:
     return [*markdown_lines(table), ""]
 
 
+def _found_column(group: pd.DataFrame) -> str:
+    """Return the column with ratios: measured, else by closed form, else predicted."""
+    columns = ("ratio_measured", "ratio_analytic", "ratio_predicted")
+    return next((name for name in columns if group[name].notna().any()), columns[0])
+
+
 def _varying(ratios: pd.DataFrame, metric: str) -> list[str]:
     """Return the axes that vary in the grid and on which the metric can depend."""
     axes = [c for c in PLACE if ratios[c].nunique(dropna=False) > 1]
@@ -86,8 +91,7 @@ def _place(row: pd.Series, varying: Sequence[str], equals: str = "=") -> str:
 
 def _trend(metric: str, group: pd.DataFrame) -> str:
     """Return how a ratio changes along each axis of the grid, such as `falls with D`."""
-    column = "ratio_measured" if group["ratio_measured"].notna().any() else "ratio_analytic"
-    found = []
+    column, found = _found_column(group), []
     axes = (("seq_len", "embed_dim"), ("embed_dim", "seq_len"), ("grid_heads", "seq_len"))
     for axis, other in axes:
         if group[axis].nunique() < 2 or axis not in _varying(group, metric):

@@ -66,6 +66,14 @@ def test_the_smallest_and_the_largest_ratio_have_their_places():
     ]
 
 
+def test_ratios_that_are_only_predicted_are_in_the_table():
+    """As those of a sweep whose points do not fit into memory."""
+    nothing = ratio_rows({(8, 64): float("nan"), (8, 128): float("nan")}, metric="memory_bytes")
+    table = nothing.assign(ratio_predicted=[0.9, 0.5])
+    (line,) = extremes_table(table)[2:-1]
+    assert line.endswith("| predicted | 0.500 (N=128) | 0.900 (N=64) | falls with N |")
+
+
 def test_alike_modes_share_a_line_and_others_do_not():
     tables = [
         ratio_rows({(8, 64): 0.5, (8, 128): last}, mode=mode)
