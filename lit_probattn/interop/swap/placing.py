@@ -19,7 +19,7 @@ from lit_probattn.interop.swap.cores import Cores, core_of, make_core, token_hoo
 from lit_probattn.interop.swap.discovery.example import Example
 from lit_probattn.interop.swap.discovery.projections import check_holders
 from lit_probattn.interop.swap.discovery.recording import recording
-from lit_probattn.interop.swap.discovery.sites import Rows, Site
+from lit_probattn.interop.swap.discovery.sites import Site
 from lit_probattn.interop.swap.interface import (
     InterfaceCores,
     keep_function,
@@ -79,28 +79,27 @@ def find_sites(
         model: the model.
         run: runs the example.
         written_out: whether to swap softmaxes in separate operations.
-        needs_weights: whether to also determine the weights that compute and read heads.
+        needs_weights: whether to also determine the weights that compute heads.
 
     Raises:
         ValueError: the example does not run, or contains no attention call.
     """
-    marked: list[Site] = []
-    read: dict[tuple[str, int], dict[Rows, nn.Module]] = {}
-    if needs_weights:
-        with recording(model, marks=True) as first, suppress(Exception):  # the next run raises it
-            run(model)
-        read = {key: rows for key, rows in first.readers.items() if len(rows) == 1}
-        marked = [first.sites[key] for key in read]
-        for site in marked:
-            (site.reader,) = read[site.name, site.index].values()
-    with recording(model) as found, outputs(marked) as seen:
+    with recording(model, marks=True) as first, suppress(Exception):  # the next run raises it
+        run(model)
+    read = {key: rows for key, rows in first.readers.items() if len(rows) == 1}
+    marked = [first.sites[key] for key in read]
+    for site in marked:
+        (site.reader,) = read[site.name, site.index].values()
+    with recording(model) as found, outputs(marked if needs_weights else []) as seen:
         _run(run, model)
         if needs_weights:
             found.find_makers()
     for place, site in enumerate(marked):
         key = site.name, site.index
         known = found.sites.get(key)
-        if known is not None and known.made is not None:
+        if known is not None and not needs_weights:
+            known.reader = site.reader
+        elif known is not None and known.made is not None:
             (rows,) = read[key]
             known.made = replace(known.made, weights={**known.made.weights, "out": rows})
             known.reader, known.before = site.reader, seen[place][0]

@@ -463,6 +463,11 @@ def test_an_output_projection_outside_the_layer_is_counted(monkeypatch, capsys):
         assert each["macs"] == [4 * weights + 2 * maps, (5 * weights + 3 * maps) // 2]
         after = 4 * half * (width + 1) + width * (half + 1) + 2 * 6
         assert each["parameters"] == [4 * width * (width + 1), after]
+    more = ("--swap", "smgk", "--heads", "1", "--json")
+    assert main(["--model", "hf:bert", "--seq_len", str(tokens), *more]) == 0
+    for each in json.loads(capsys.readouterr().out)["layers"]:
+        assert each["macs"] == [4 * weights + 2 * maps, 4 * weights + 3 * maps]
+        assert each["parameters"][0] == 4 * width * (width + 1)
 
 
 def test_only_swapped_layers_are_summed(monkeypatch, capsys):
