@@ -87,7 +87,8 @@ def changes(
         model, report = swap(named.model, variant, heads=heads, example=named.inputs)
     except ValueError as error:
         raise ConfigError(f"--model {name}: {' '.join(str(error).split())}") from error
-    after = _macs(model, named.inputs)
+    # Leaving training mode also clears what a run left, such as TinyViT's position biases.
+    after = _macs(model.eval(), named.inputs)
     found = []
     for layer in report.layers:
         parts = [layer.name, *([layer.output] if layer.output else [])]

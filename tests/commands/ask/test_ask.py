@@ -440,6 +440,14 @@ def test_a_model_by_name(name, layers, width, capsys):
         assert each["parameters"][1] > each["parameters"][0]
 
 
+@pytest.mark.slow
+def test_a_model_that_keeps_tensors_of_an_evaluation():
+    """TinyViT keeps its position biases, which have gradients and therefore cannot be copied."""
+    found, _ = changes("timm:tiny_vit_5m_224", "mgk", 1.0, 64)
+    assert len(found) == 10
+    assert all(after > before > 0 for _, (before, after) in found)
+
+
 def test_multiply_adds_are_counted_without_a_copy_of_the_weights(monkeypatch):
     def refused(self, memo):
         raise MemoryError
