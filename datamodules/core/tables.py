@@ -72,15 +72,27 @@ class Table:
         """Return the name of a column as `column` does, or None if the column is missing."""
         if given is not None:
             return given if given in self.columns else None
-        lower = {name.strip().lower(): name for name in reversed(list(self.columns))}
+        lower = self._lower()
         return next((lower[guess] for guess in guesses if guess in lower), None)
 
     def like(
         self, settings: Mapping[str, str | None], columns: Mapping[str, str | None]
     ) -> dict[str, str | None]:
-        """Return the column of each setting: as set, or one of `columns` if the table has it."""
-        known = {name: column for name, column in columns.items() if column in self.columns}
+        """Return the column of each setting: as set, or one of `columns` if the table has it.
+
+        `Review` and `review` are one column, as for usual names, unless the table has both.
+        """
+        lower = self._lower()
+        known = {
+            name: column if column in self.columns else lower.get(column.strip().lower())
+            for name, column in columns.items()
+            if column is not None
+        }
         return {name: value or known.get(name) for name, value in settings.items()}
+
+    def _lower(self) -> dict[str, str]:
+        """Return the first column of each lower-case name."""
+        return {name.strip().lower(): name for name in reversed(list(self.columns))}
 
     def strings(self, name: str, released: bool = False) -> list[str]:
         """Return a text column; raises DataError for the first row that is not text or is empty.

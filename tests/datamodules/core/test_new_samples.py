@@ -54,11 +54,13 @@ def test_labels_are_numbered_as_in_training(tmp_path):
     assert [made.classes[number] for number in batch["target"]] == ["newt", "newt"]
 
 
+@pytest.mark.parametrize("names", [("Review", "Sentiment"), ("review", " SENTIMENT ")])
 @pytest.mark.parametrize("option", ["val_path", "test_path", "new_path"])
-def test_columns_of_training_precede_usual_names(tmp_path, option):
+def test_columns_of_training_precede_usual_names(tmp_path, option, names):
+    """In any case of their letters, as usual names."""
     write(tmp_path / "mine.csv", rows(), ("Review", "Sentiment"))
     more = [("alpha", "theta beta", "toad", "newt"), ("alpha", "beta theta", "toad", "newt")]
-    other = write(tmp_path / "more.csv", more, ("text", "Review", "label", "Sentiment"))
+    other = write(tmp_path / "more.csv", more, ("text", names[0], "label", names[1]))
     given = {"tokens": "words", "min_count": 1, option: str(other)}
     made = LabelledTexts(path=str(tmp_path / "mine.csv"), **given)
     made.setup("test" if option == "new_path" else None)
