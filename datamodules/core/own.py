@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -229,6 +229,7 @@ class OwnSamples(NewSamples, AtPath, Divided, ClassMap, CachedDataModule):
 
     what = "samples"
     suffixes: tuple[str, ...] = ()
+    reader_version: ClassVar[int] = 1  # increment when the stored data change
     new_facts: Mapping[str, Any] = MappingProxyType({})  # about new samples, as in `facts`
     is_release = False  # whether the files belong to a release, located when they are read
 
@@ -320,6 +321,7 @@ class OwnSamples(NewSamples, AtPath, Divided, ClassMap, CachedDataModule):
             "shares": self.split_off,
             "split_seed": self.split_seed if self.split_off else 0,
             "allow_overlap": self.allow_overlap,
+            "reader_version": self.reader_version,
         }
 
     def sources(self) -> list[Path]:

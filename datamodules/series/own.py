@@ -29,7 +29,6 @@ _NUMBER = re.compile(r"\d+")
 _SIGNED_NUMBER = re.compile(r"-?\d+")
 _TIMES: tuple[str, ...] = ("time", "t", "step", "timestamp", "index", "date")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_READER_VERSION = 3  # part of the cache name; increment when the stored data change
 _MISSING = ("", "?", "nan", "na", "null", "none")
 
 Series = npt.NDArray[np.float32]
@@ -57,6 +56,7 @@ class OwnSeries(SeriesData, OwnSamples):
     task = "own_series"
     what = "series"
     suffixes = (".ts", ".npz", *TABLES)
+    reader_version = 4
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class OwnSeries(SeriesData, OwnSamples):
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that determine the content of the cache."""
-        return {**super().settings(), **self._columns(), "reader_version": _READER_VERSION}
+        return {**super().settings(), **self._columns()}
 
     # ---- reading -------------------------------------------------------------------------------
 

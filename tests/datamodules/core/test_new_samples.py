@@ -69,6 +69,16 @@ def test_columns_of_training_precede_usual_names(tmp_path, option, names):
     assert {made.classes[x.target] for x in split} == {"newt"}
 
 
+@pytest.mark.parametrize("kind", [LabelledTexts, OwnSeries])
+def test_a_changed_reader_has_another_cache(tmp_path, kind, monkeypatch):
+    """Otherwise what it read before its change is used."""
+    mine = write(tmp_path / "mine.csv", rows())
+    before = kind(path=str(mine)).cache_spec.name
+    assert kind(path=str(mine)).cache_spec.name == before
+    monkeypatch.setattr(kind, "reader_version", kind.reader_version + 1)
+    assert kind(path=str(mine)).cache_spec.name != before
+
+
 @pytest.mark.parametrize("missing", ["", None])
 def test_an_empty_column_of_labels_is_none(tmp_path, missing):
     suffix = "csv" if missing == "" else "jsonl"
