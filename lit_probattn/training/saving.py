@@ -1,6 +1,6 @@
 """Saving a run: periodically, at the best validation, at the end, and on stop signals."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
@@ -295,7 +295,7 @@ class RunCheckpoint(Checkpoint):
         if self.folder is None or trainer.state.fn != "fit":
             return
         scores = trainer.callback_metrics
-        for setting, metric in self._monitored(trainer).items():
+        for setting, metric in self._monitored(trainer):
             if metric not in scores and not _may_omit(pl_module, metric):
                 logged = ", ".join(sorted(name for name in scores if name.startswith("val/")))
                 raise ValueError(f"{setting} {metric} is not a validation metric; logged: {logged}")
@@ -311,14 +311,13 @@ class RunCheckpoint(Checkpoint):
             self._save_after_validation = self._validation_is_due = False
             self._save_step(trainer)
 
-    def _monitored(self, trainer: Any) -> dict[str, str]:
-        """Return the metrics that validations must log, by setting."""
-        found = {"run.monitor": self.monitor}
+    def _monitored(self, trainer: Any) -> Iterator[tuple[str, str]]:
+        """Yield the settings whose metric validations must log, also one like `val_loss`."""
+        yield "run.monitor", self.monitor
         for callback in trainer.callbacks:
             is_strict = isinstance(callback, EarlyStopping) and callback.strict
-            if is_strict and callback.monitor.startswith("val/"):
-                found["trainer.callbacks: EarlyStopping's monitor"] = callback.monitor
-        return found
+            if is_strict and callback.monitor.startswith("val"):
+                yield "trainer.callbacks: EarlyStopping's monitor", callback.monitor
 
     def _is_better(self, score: float) -> bool:
         if score != score:

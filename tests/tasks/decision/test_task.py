@@ -243,6 +243,16 @@ def test_early_stopping_waits_only_for_the_validations_that_play(monkeypatch, tm
     assert trainer.global_step == 12  # the third that plays
 
 
+@pytest.mark.parametrize("wrong", ["val/lss", "val_loss"])
+def test_each_metric_of_early_stopping_is_checked_before_training(wrong, tmp_path):
+    task, saver = make_task(), RunCheckpoint(tmp_path, monitor="val/loss", mode="min")
+    more = {"num_sanity_val_steps": 1, "enable_checkpointing": True}
+    watched = [EarlyStopping(wrong), EarlyStopping("val/loss"), EarlyStopping("train/loss")]
+    with pytest.raises(ValueError, match=f"EarlyStopping's monitor {wrong} is not a validation"):
+        run(task, make_data(), 4, callbacks=[*watched, saver], **more)
+    assert task.trainer.global_step == 0
+
+
 @pytest.mark.parametrize("metric", ["val/score", "val/return_low"])
 def test_scores_of_the_validations_that_play_select_the_best_checkpoint(metric, tmp_path):
     savers = [RunCheckpoint(tmp_path, monitor=metric) for _ in range(2)]
