@@ -53,10 +53,9 @@ def write_report(
         command: the command that writes the report, printed after the command of the rows.
 
     Raises:
-        ConfigError: no rows, rows of several versions, or no baseline row.
+        ConfigError: no baseline row, or see `frame_of`.
     """
-    frame = to_frame(_rows_of(config, results), list(config.variants))
-    return page_of(config, frame, command).write(out, html=html)
+    return page_of(config, frame_of(config, results), command).write(out, html=html)
 
 
 def page_of(
@@ -66,18 +65,14 @@ def page_of(
 
     Args:
         config: the sweep.
-        frame: its rows.
+        frame: its rows, from `frame_of`.
         command: as in `write_report`.
         printed: lines with the published and the reproduced table, placed above the paper's
             claims; the caller adds the figures that they reference.
 
     Raises:
-        ConfigError: rows of several versions, or no baseline row.
+        ConfigError: no baseline row.
     """
-    require_one_version(frame)
-    require_one_result(frame)
-    # The file may name other baselines than during the measurement, which does not depend on them.
-    frame = frame.assign(baseline=frame["variant"].map(config.baseline_of))
     notes = require_baselines(config, frame)
     ratios = ratio_table(frame)
     table, constants = compact(frame)
@@ -127,7 +122,15 @@ def made_of(frame: pd.DataFrame, command: str = "") -> Made:
     return Made.of(frame, columns, reported_by=command, more=more)
 
 
-def _rows_of(config: SweepConfig, results: Path) -> list[ProfileRow]:
+def frame_of(config: SweepConfig, results: Path) -> pd.DataFrame:
+    """Return the rows of a sweep, with the baselines of its file.
+
+    The file may name others than during the measurement, which does not depend on them.
+
+    Raises:
+        ConfigError: no rows, rows of another sweep or of several versions, or two results at a
+            place.
+    """
     rows = load_results(results)
     for row in rows:
         if row.sweep != config.name:
@@ -140,7 +143,10 @@ def _rows_of(config: SweepConfig, results: Path) -> list[ProfileRow]:
                 f"{results} has rows of the variant {row.variant!r}, which is not in the sweep "
                 f"{config.name!r}{nearest(row.variant, config.variants)}"
             )
-    return rows
+    frame = to_frame(rows, list(config.variants))
+    _require_one_version(frame)
+    _require_one_result(frame)
+    return frame.assign(baseline=frame["variant"].map(config.baseline_of))
 
 
 def _paper(
@@ -258,7 +264,7 @@ def _counts(point: Sequence[ProfileRow]) -> list[tuple[int | None, int | None]]:
     return [(row.macs, row.num_parameters) for row in counted]
 
 
-def require_one_version(frame: pd.DataFrame) -> None:
+def _require_one_version(frame: pd.DataFrame) -> None:
     """Raise a ConfigError for rows of several versions, whose ratios would be meaningless."""
     for column in ("versions", "git_revision"):
         found = sorted(frame[column].unique())
@@ -268,7 +274,7 @@ def require_one_version(frame: pd.DataFrame) -> None:
             )
 
 
-def require_one_result(frame: pd.DataFrame) -> None:
+def _require_one_result(frame: pd.DataFrame) -> None:
     """Raise a ConfigError if a variant has two results at a place, with other arguments or sizes.
 
     One of them would be in the tables, and possibly the other one of its baseline.

@@ -28,11 +28,10 @@ from lit_probattn.experiments.page import (
 )
 from lit_probattn.records.figures import ReportFigure, palette_of, shades
 from lit_probattn.records.tables import markdown_lines
-from profiling.measure.rows import to_frame
 from profiling.report.claims import judge, ratios_of, values_of
 from profiling.report.figures import plain_names
 from profiling.report.names import AXES, LETTERS
-from profiling.report.page import load_results, made_of, require_one_version
+from profiling.report.page import frame_of, made_of
 from profiling.report.ratios import METRICS
 from profiling.sweep.config import Claim, SweepConfig, load_sweep
 from profiling.sweep.run import describe_plan, run_sweep
@@ -153,14 +152,9 @@ class SweepFigure:
         """The rows of all sweeps.
 
         Raises:
-            ConfigError: a sweep has no rows, or rows of several versions.
+            ConfigError: see `frame_of`.
         """
-        found = {}
-        for name, config in self.sweeps.items():
-            frame = to_frame(load_results(self.folder(name)), list(config.variants))
-            require_one_version(frame)
-            found[name] = frame
-        return found
+        return {name: frame_of(config, self.folder(name)) for name, config in self.sweeps.items()}
 
     @cached_property
     def judged(self) -> list[Finding]:

@@ -19,6 +19,7 @@ from profiling.measure.rows import read_rows, to_frame
 from profiling.report.efficiency import efficiency_lines
 from profiling.report.page import (
     agreement,
+    frame_of,
     load_results,
     page_of,
     require_baselines,
@@ -195,10 +196,10 @@ def test_points_whose_baseline_has_another_backend_or_device_are_noted(
     assert note.startswith("mgk: no ratios at 4 points, where softmax has values only with another")
 
 
-def test_ratios_are_those_to_the_baselines_of_the_file(results, rows):
+def test_ratios_are_those_to_the_baselines_of_the_file(results):
     """All of them: a file may name another baseline after the measurement."""
     config = results[0].model_copy(update={"baseline": "mgk"})
-    page = page_of(config, to_frame(rows, list(config.variants)))
+    page = page_of(config, frame_of(config, results[1]))
     ratios = pd.read_csv(io.StringIO(page.tables["ratios"]))
     assert set(zip(ratios["variant"], ratios["baseline"], strict=True)) == {
         *(("softmax", "mgk"), ("mgk_full", "mgk")),

@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 
 from lit_probattn.reproduce.__main__ import main
 from lit_probattn.reproduce.figures.sweeps import Panel
-from profiling.measure.rows import to_frame
-from profiling.report.page import load_results
+from profiling.measure.rows import row_store
+from profiling.report.page import frame_of, load_results
 from profiling.sweep.config import load_sweep
 from tests.profiling.helpers import count_by_torch_alone, count_once
 from tests.support.helpers import error_of
@@ -68,6 +68,23 @@ def test_a_sweep_is_run_drawn_and_judged(tmp_path, monkeypatch, capsys):
     assert (elsewhere / "report.md").is_file()
 
 
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"point_id": "x"}, "has two results (cost, "),  # with other arguments
+        ({"point_id": "x", "variant": "old"}, "rows of the variant 'old', which is not in"),
+    ],
+)
+def test_rows_of_another_sweep_are_refused(tmp_path, change, problem):
+    words = write(tmp_path, 1)
+    assert main(words) == 0
+    folder = tmp_path / "runs/profiling/tiny_figure"
+    rows = load_results(folder)
+    more = [row.model_copy(update=change) for row in rows if row.point_id == rows[0].point_id]
+    row_store(folder / "rows.1-of-2.jsonl").add(*more)
+    assert problem in error_of([*words, "--report"], main, alone=False)
+
+
 def test_a_sweep_without_a_sentence_is_refused(tmp_path):
     words = write(tmp_path, 1)
     path = tmp_path / "tiny_figure.yaml"
@@ -88,7 +105,7 @@ def test_variants_of_one_class_have_different_lines(tmp_path):
     path.write_text(yaml.safe_dump({**content, "variants": variants}, sort_keys=False))
     assert main(words) == 0
     config = load_sweep(str(path))
-    frame = to_frame(load_results(tmp_path / "runs/profiling/tiny_figure"), list(config.variants))
+    frame = frame_of(config, tmp_path / "runs/profiling/tiny_figure")
     axis = Figure().add_subplot()
     Panel("FLOPs", "macs", "grid_heads", scope="attention").draw(axis, config, frame)
     lines = axis.get_legend().get_lines()
