@@ -104,7 +104,7 @@ def generate(
     """Continue prompts by at most `max_new_tokens` tokens each.
 
     Prompts of unequal length are padded on the left, and padding counts neither as a key nor as a
-    position.
+    position. (It counts as a position in scores of your own that take positions.)
 
     Args:
         model: model in evaluation mode.
@@ -119,9 +119,9 @@ def generate(
 
     Raises:
         ValueError: the prompt is empty, not padded on the left, or too long for the model together
-            with the new tokens; there is padding, and scores depend on cache positions (priors per
-            key position, noise at evaluation, rotary_shift=after); the caches are not empty; or the
-            model is in training mode.
+            with the new tokens; there is padding, and scores depend on it (not pairwise) or on
+            cache positions (priors per key position, noise at evaluation, rotary_shift=after); the
+            caches are not empty; or the model is in training mode.
     """
     sampling = Sampling() if sampling is None else sampling
     mask = _check_prompt(model, prompt, prompt_mask, max_new_tokens)
@@ -213,9 +213,12 @@ def _check_prompt(
 
 
 def _refuse_padding(model: LanguageModel) -> None:
-    """Raise if scores depend on cache positions, which count padding."""
+    """Raise if scores depend on padding, or on cache positions, which count it."""
     for block in model.encoder.layers:
+        core = block.attention.core
         reason = first_lack(block.attention.needs(), _LACKS_OF_PADDING)
+        if not core.takes_padding:
+            reason = f"{core.name} depends on padding: use prompts of equal length"
         if reason is not None:
             raise ValueError(reason)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lit_probattn.attention import LinearState
+from lit_probattn.attention import LinearState, SoftmaxAttention
 from lit_probattn.models.decoding import Sampling, generate, next_tokens
 from lit_probattn.models.language_model import LanguageModel
 from lit_probattn.randomness import RandomKey
@@ -91,6 +91,23 @@ def test_layers_that_depend_on_cache_positions_refuse_padded_prompts(name, optio
         generate(model, prompt, prompt_mask=PADDED, max_new_tokens=2)
     whole = torch.ones_like(PADDED)
     assert generate(model, prompt, prompt_mask=whole, max_new_tokens=2).tokens.shape == (2, 2)
+
+
+class Centred(SoftmaxAttention):
+    """Scores depend on the mean of all keys, of which padding is a part."""
+
+    pairwise = False
+
+    def reference_scores(self, query, key):
+        return query @ (key - key.mean(-2, keepdim=True)).mT
+
+
+def test_layers_that_depend_on_padding_refuse_padded_prompts(monkeypatch):
+    monkeypatch.setitem(LAYERS, "centred", (Centred, {"num_heads": 3}))
+    model, prompt = tiny("centred"), torch.randint(1, 19, (2, 5))
+    with pytest.raises(ValueError, match=r"Centred.* padding.*prompts of equal length"):
+        generate(model, prompt, prompt_mask=PADDED, max_new_tokens=2)
+    assert generate(model, prompt, max_new_tokens=2).tokens.shape == (2, 2)
 
 
 def test_stop_token_ends_a_row():
