@@ -64,7 +64,8 @@ def changes(
 ) -> tuple[list[tuple[LayerReport, tuple[int, int]]], str]:
     """Return the effect of a swap on each attention layer, and a remark about the model.
 
-    Multiply-adds of a layer are those of one call, with projections, before and after.
+    Multiply-adds of a layer are those of one run of the model, with projections, before and after:
+    of all calls, if layers share a module.
 
     Args:
         name: `timm:NAME` or `hf:TYPE`.
