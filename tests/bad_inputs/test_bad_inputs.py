@@ -80,6 +80,7 @@ def test_every_area_is_there_and_every_case_has_a_name_of_its_own():
     assert len(set(names)) == len(names)
     text = PAGE.read_text(encoding="utf-8")
     assert all(f"## {area}\n" in text for area in {case.area for case in CASES})
+    assert f" {len(CASES)} cases.\n" in text
 
 
 def test_messages_are_one_line_and_no_traceback():
