@@ -392,7 +392,7 @@ FUNCTIONS = [
 def test_a_library_that_is_wrong_in_one_function_is_refused(name, form, fresh, monkeypatch):
     """Its products, or those of shifted keys only, have a scale of 1.001."""
     real = library.load()
-    functions = {"has_low": real.has_low} | {each: getattr(real, each) for each in FUNCTIONS}
+    functions = {each: getattr(real, each) for each in (*FUNCTIONS, "low_products")}
 
     def scaled(reference, *job):
         call, factor = reference._obj, "scale" if name.startswith("tiles") else "factor"
@@ -420,12 +420,12 @@ def test_a_gradient_that_is_nan_fails_the_self_test():
 
 def test_bfloat16_needs_a_library_that_works_and_multiplies_it(monkeypatch):
     found = {}
-    for reason, has_low in product((None, "does not compile"), (True, False)):
+    for reason, products in product((None, "does not compile"), (2, 1, 0)):
         monkeypatch.setattr(selftest, "failure", lambda reason=reason: reason)
-        library_of = SimpleNamespace(has_low=has_low)
+        library_of = SimpleNamespace(low_products=products)
         monkeypatch.setattr(selftest, "load", lambda library_of=library_of: library_of)
-        found[reason, has_low] = selftest.multiplies_low()
-    assert [case for case, multiplies in found.items() if multiplies] == [(None, True)]
+        found[reason, products] = selftest.multiplies_low()
+    assert [case for case, multiplies in found.items() if multiplies] == [(None, 2), (None, 1)]
 
 
 def test_the_library_is_for_the_cpu():

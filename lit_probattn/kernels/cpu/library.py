@@ -31,7 +31,7 @@ from lit_probattn.base.files import cache_folders, digest, replacing
 logger = logging.getLogger("lit_probattn")
 
 _FOLDER = Path(__file__).parent
-_HEADERS = ("philox.h", "vectors.h", "keep.h", "mixing.h", "layers.h")
+_HEADERS = ("philox.h", "vectors.h", "keep.h", "matrices.h", "mixing.h", "layers.h")
 _FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
 # -O3 would duplicate every loop for every switch: three times the compile time, no speed-up.
 _COMMON = (
@@ -66,8 +66,8 @@ class Library(ctypes.CDLL):
     """The loaded library and its path."""
 
     path: str
-    # Whether tiles support heads in bfloat16.
-    has_low: bool
+    # How tiles multiply heads in bfloat16: 0 not, 1 in pairs, 2 in matrix registers (AMX).
+    low_products: int
 
 
 def _compiler() -> list[str]:
@@ -283,7 +283,7 @@ def _open(handle: int, path: Path) -> Library:
             getattr(found, f"linear_backward_{real}").argtypes = [pointer, *[size] * 3]
         for peak in (found.peak_products, found.peak_exponentials):
             peak.argtypes, peak.restype = [pointer, size], size
-        found.has_low = bool(found.has_pairs())
+        found.low_products = found.bfloat16_products()
     except AttributeError as error:
         reason = str(error).replace(address, str(path))
         raise UnsupportedError(f"cannot be loaded: {reason}") from error

@@ -1,5 +1,5 @@
 /* The peak rates of this processor, by which `python -m profiling kernels` divides. */
-#include "vectors.h"
+#include "matrices.h"
 
 #define DEPTH 128
 #define PANEL (ACROSS * VL)
@@ -11,8 +11,8 @@ int64_t peak_products(real *operands, int64_t rounds) {
     return 2 * rounds * DOWN * DEPTH * PANEL;
 }
 
-/* Whether the tiles support bfloat16. */
-int64_t has_pairs(void) { return PAIRS; }
+/* How tiles multiply bfloat16: 0 not, 1 in pairs, 2 in matrix registers. */
+int64_t bfloat16_products(void) { return matrices_permitted() ? 2 : PAIRS; }
 
 /* Exponentials of numbers in the first-level cache; returns their count. */
 int64_t peak_exponentials(real *operands, int64_t rounds) {

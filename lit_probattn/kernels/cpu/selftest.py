@@ -79,7 +79,7 @@ def multiplies_low() -> bool:
     """Whether the library supports bfloat16 heads; a prediction checks only the processor."""
     if is_predicting():
         return "avx512_bf16" in processor()
-    return failure() is None and load().has_low
+    return failure() is None and load().low_products > 0
 
 
 @constant_in_graphs
@@ -95,7 +95,7 @@ def _checks() -> Iterator[tuple[str, bool]]:
     expected = dropout.keep(2, 3, row, col, torch.device("cpu"))
     yield "dropout", torch.equal(draws.keep(dropout, 2, 3, row, col), expected)
     for (dtype, largest), form in product(_ERRORS.items(), _FORMS):
-        if dtype != torch.bfloat16 or load().has_low:
+        if dtype != torch.bfloat16 or load().low_products:
             yield f"tiles, {form}, {dtype}", _tiles_error(form, dtype) < largest
     for dtype, is_causal in product((torch.float64, torch.float32), (False, True)):
         name = f"linear attention{', causal' if is_causal else ''}, {dtype}"

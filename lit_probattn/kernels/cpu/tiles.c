@@ -23,12 +23,14 @@
    instead of numbers: queries and keys unchanged, so that their scale is applied after the product, the weights and the
    gradients of maps rounded once.  Scores, exponentials, sums, terms, mixing and all their gradients are float. */
 #include "keep.h"
+#include "matrices.h"
 #include <stdlib.h>
 
 #define WIDE 128
 #define STRIDE (WIDE + 16) /* rows of maps; and of LONG elements of queries */
 #define LONG 128
 #define PANEL (ACROSS * VL)
+#define TURNED (upto(TALL, 32) / 2) /* pairs of queries */
 #define SLACK ((real)8)
 #define FAR ((real)40) /* largest difference of components for one exponential */
 #define MANY 4 /* vectors at once, of scores that take one exponential */
@@ -38,7 +40,8 @@ enum { SOFT, HARD, SUM, LAYERS, POWER };
 /* `_Call` in tiles.py mirrors it.  Strides count elements; the last dimension is dense. */
 typedef struct {
     int64_t batch, heads, rows, cols, size, value_size, maps, components, kind, common;
-    int64_t low; /* query, key, value, out, grad_out and the gradients of key and value point to bfloat16 */
+    int64_t low; /* 1: query, key, value, out, grad_out and the gradients of key and value point to bfloat16; 2: and matrix
+                    registers multiply them */
     int64_t key_heads, value_heads, col_heads;
     double scale;
     const real *query, *key, *value, *coef, *row, *col;
@@ -90,9 +93,13 @@ typedef struct {
 /* ---- products ----------------------------------------------------------------------------------------------------------- */
 
 INLINE int low(const Call *f) { return PAIRS && f->low; }
+INLINE int matrices(const Call *f) { return MATRICES && f->low == 2; }
 
-/* Size in products of a row of `size` elements. */
-INLINE long entries(const Call *f, long size) { return low(f) ? (size + 1) / 2 : size; }
+/* Size in products of a row of `size` elements, or of a column. */
+INLINE long entries(const Call *f, long size) {
+    const long pairs = (size + 1) / 2;
+    return matrices(f) ? upto(pairs, 16) : low(f) ? pairs : size;
+}
 
 /* Address of element `at` of a tensor that may be bfloat16. */
 INLINE const real *place(const Call *f, const real *from, int64_t at) { return low(f) ? (const real *)((const uint16_t *)from + at) : from + at; }
@@ -120,7 +127,7 @@ INLINE uint16_t nearest(real from) {
 static void fill(const Call *f, real *to, const real *from, long stride, int count, long size, real scale) {
     const long long_row = low(f) ? 2 * LONG : LONG;
     for (long e = 0; e < size; e += long_row, to += TALL * STRIDE) {
-        const int some = least(size - e, long_row), full = (int)upto(some, 16);
+        const int some = least(size - e, long_row), full = (int)upto(some, low(f) ? 32 : 16);
         for (int n = 0; n < TALL; n++) {
             real *restrict at = to + n * STRIDE;
             if (n + AHEAD < count) expect_row(f, place(f, from, n * stride + e), stride, some);
@@ -158,6 +165,7 @@ static void pack(const Call *f, real *panels, const real *keys, long stride, int
                     const uint16_t last[2] = {((const uint16_t *)row)[size - 1], 0};
                     memcpy(to + size / 2 * PANEL, last, sizeof last);
                 }
+                for (long e = (size + 1) / 2; e < count; e++) to[e * PANEL] = 0;
             } else
                 for (long e = 0; e < size; e++) to[e * PANEL] = row[e];
         }
@@ -181,8 +189,9 @@ static void zip(real *to, const uint16_t *first, const uint16_t *second, long si
     }
 }
 
-/* Adjacent rows of `full` elements; `low`: two rows in pairs. */
+/* Adjacent rows of `full` elements; `low`: two rows in pairs, and zeros after the last for matrix registers. */
 static void copy_rows(const Call *f, real *to, long full, const real *from, long stride, int count, long size) {
+    if (matrices(f)) memset(to + (count + 1) / 2 * full, 0, sizeof(real) * (size_t)((upto(count, 32) / 2 - (count + 1) / 2) * full));
     for (int n = 0; n < count; n += low(f) ? 2 : 1, to += full) {
         const real *row = place(f, from, n * stride);
         if (n + AHEAD < count) expect_row(f, row, stride, size);
@@ -194,16 +203,24 @@ static void copy_rows(const Call *f, real *to, long full, const real *from, long
     }
 }
 
-/* Like `fill`, for transposed products; numbers are copied unchanged. */
+/* Like `fill`, for transposed products; numbers are copied unchanged.  For matrix registers elements are rows, of TURNED pairs. */
 static void fill_pairs(const Call *f, real *to, const real *from, long stride, int count, long size) {
-    for (long e = 0; low(f) && e < size; e += LONG, to += TALL * STRIDE)
+    const uint16_t *rows = (const uint16_t *)from;
+    for (long e = 0; matrices(f) && e < size; e += 16, to += 16 * TURNED) {
+        real pairs[TURNED * 16] __attribute__((aligned(64)));
+        for (int n = 0; n < TURNED; n++)
+            if (2 * n < count) zip(pairs + n * 16, rows + 2 * n * stride + e, 2 * n + 1 < count ? rows + (2 * n + 1) * stride + e : 0, least(size - e, 16), 16);
+            else store(pairs + n * 16, all(0));
+        for (int n = 0; n < TURNED; n += 16) transpose(pairs + n * 16, 16, to + n, TURNED);
+    }
+    for (long e = 0; low(f) && !matrices(f) && e < size; e += LONG, to += TALL * STRIDE)
         for (int n = 0; n < count; n += 2) {
-            const uint16_t *row = (const uint16_t *)from + n * stride + e;
+            const uint16_t *row = rows + n * stride + e;
             zip(to + n / 2 * STRIDE, row, n + 1 < count ? row + stride : 0, least(size - e, LONG), upto(least(size - e, LONG), 16));
         }
 }
 
-/* A tile of numbers for `scatter`, and in place for `gather`. */
+/* A tile of numbers for `scatter`, and in place for `gather`, in which keys after `seen` are 0. */
 static const real *down(const Room *m, const Call *f, const real *x, int count) {
     if (!low(f)) return x;
     for (int n = 0; n < count; n += 2)
@@ -211,12 +228,15 @@ static const real *down(const Room *m, const Call *f, const real *x, int count) 
             const vec first = load(x + n * STRIDE + c), second = n + 1 < count ? load(x + (n + 1) * STRIDE + c) : all(0);
             store(m->low + n / 2 * STRIDE + c, paired(first, second));
         }
+    for (int n = (count + 1) / 2; matrices(f) && n < (int)entries(f, count); n++) memset(m->low + n * STRIDE, 0, sizeof(real) * WIDE);
     return m->low;
 }
 
-static const real *across(const Call *f, real *x, int count) {
-    for (int n = 0; low(f) && n < count; n++)
+static const real *across(const Call *f, real *x, int count, int seen) {
+    for (int n = 0; low(f) && n < count; n++) {
         for (int c = 0; c < WIDE; c += 2 * VL) store(x + n * STRIDE + c / 2, rounded(load(x + n * STRIDE + c), load(x + n * STRIDE + c + VL)));
+        memset((uint16_t *)(x + n * STRIDE) + seen, 0, sizeof(uint16_t) * (size_t)(upto(seen, 32) - seen));
+    }
     return x;
 }
 
@@ -266,19 +286,37 @@ INLINE void scatter_of(int low, const real *p, const real *x, long width, real *
 }
 
 static void scores(const Call *f, const real *x, const real *panels, long size, real *s, int height) {
-    if (low(f)) scores_of(1, x, panels, entries(f, size), s, height);
-    else scores_of(0, x, panels, size, s, height);
+    const long full = entries(f, size);
+    if (matrices(f))
+        for (long e = 0; e < full; e += LONG, x += TALL * STRIDE)
+            for (int j = 0; j < WIDE; j += PANEL) multiply(x, STRIDE, panels + j * full + e * PANEL, PANEL, least(full - e, LONG), s + j, STRIDE, height, PANEL, e > 0);
+    else if (low(f)) scores_of(1, x, panels, full, s, height);
+    else scores_of(0, x, panels, full, s, height);
 }
 
 static void gather(const Call *f, const real *p, const real *y, long width, real *to, int height, int depth) {
-    if (low(f)) gather_of(1, p, y, width, to, height, (depth + 1) / 2);
+    if (matrices(f)) multiply(p, STRIDE, y, width, (depth + 1) / 2, to, width, height, width, 1);
+    else if (low(f)) gather_of(1, p, y, width, to, height, (depth + 1) / 2);
     else gather_of(0, p, y, width, to, height, depth);
 }
 
+/* With matrix registers, to (width, WIDE) += x' p instead. */
 static void scatter(const Call *f, const real *p, const real *x, long width, real *to, int count) {
-    if (low(f)) scatter_of(1, p, x, width, to, (count + 1) / 2);
+    if (matrices(f)) multiply(x, TURNED, p, STRIDE, (count + 1) / 2, to, WIDE, (int)width, WIDE, 1);
+    else if (low(f)) scatter_of(1, p, x, width, to, (count + 1) / 2);
     else scatter_of(0, p, x, width, to, count);
 }
+
+/* Sums of `scatter` as rows of `full` elements. */
+static const real *rows_of(const Call *f, const real *sums, long full, real *to) {
+    if (!matrices(f)) return sums;
+    for (long e = 0; e < full; e += 16)
+        for (int n = 0; n < WIDE; n += 16) transpose(sums + e * WIDE + n, WIDE, to + n * full + e, full);
+    return to;
+}
+
+/* Rows of a tile that products compute. */
+INLINE int height_of(const Call *f, int count) { return (int)upto(count, matrices(f) ? 16 : DOWN); }
 
 /* ---- buffers of a job --------------------------------------------------------------------------------------------------- */
 
@@ -570,13 +608,14 @@ INLINE void spread_rows(const Room *room, const Form *form, int kind, int K, int
     const int several = kind == OWN || kind == SHARED, own = several || kind == LARGEST ? K : 1, terms = !plain || kind == FACTORED;
     const int pairs = several ? K / 2 * 2 : 0, factored = kind == FACTORED && s->cols ? K : 0;
     const int X = several || kind == LARGEST ? 2 : MANY;
-    vec coefs[MOST], shares[MOST][WIDE / VL]; /* of column terms, not yet multiplied by the factors of a component */
-    UNROLL_FEW for (int r = 0; r < K; r++) coefs[r] = all(0);
+    doubles coefs[MOST];
+    vec shares[MOST][WIDE / VL]; /* of column terms, not yet multiplied by the factors of a component */
+    UNROLL_FEW for (int r = 0; r < K; r++) coefs[r] = (doubles){0};
     UNROLL_FEW for (int r = 0; r < factored; r++) memset(shares[r], 0, sizeof shares[r]);
     for (int n = 0; n < count; n++) {
         const vec top = all(s->top[n]), inverse = all(s->inverse[n]), delta = all(s->delta[n]), scale = all(s->scale);
-        vec sums[MOST], a[MOST];
-        UNROLL_FEW for (int r = 0; r < K; r++) sums[r] = all(0), a[r] = kind == FACTORED ? all(m->a[r][n] * s->inverse[n]) : all(0);
+        vec sums[MOST], products[MOST], a[MOST];
+        UNROLL_FEW for (int r = 0; r < K; r++) sums[r] = products[r] = all(0), a[r] = kind == FACTORED ? all(m->a[r][n] * s->inverse[n]) : all(0);
         for (int c = 0; c < WIDE; c += X * VL) {
             vec t[MOST * MANY], best[MANY], p[MANY];
             UNROLL_FEW for (int r = 0; r < own; r++)
@@ -611,7 +650,7 @@ INLINE void spread_rows(const Room *room, const Form *form, int kind, int K, int
                 if (!plain && s->pairs) store(m->dl + at, dl);
                 if (kind == SUMMED) {
                     UNROLL_FEW for (int r = 0; r < K; r++) {
-                        coefs[r] += dl * load(g->maps[r] + at);
+                        products[r] += dl * load(g->maps[r] + at);
                         store(m->sums[r] + at, load(m->sums[r] + at) + dl * all(g->coef[r]));
                     }
                 } else if (kind == FACTORED) {
@@ -634,7 +673,7 @@ INLINE void spread_rows(const Room *room, const Form *form, int kind, int K, int
                         if (s->cols) store(m->grad_cols[r] + here, load(m->grad_cols[r] + here) + mine);
                         if (terms) sums[r] += mine;
                         if (!plain && g->coef) {
-                            coefs[r] += mine * load(g->maps[g->shared ? 0 : r] + at);
+                            products[r] += mine * load(g->maps[g->shared ? 0 : r] + at);
                             mine *= all(g->coef[r]);
                         }
                         if (g->shared) shared += mine;
@@ -644,9 +683,11 @@ INLINE void spread_rows(const Room *room, const Form *form, int kind, int K, int
                 }
             }
         }
+        UNROLL_FEW for (int r = 0; r < K; r++)
+            if (s->coef) coefs[r] += __builtin_convertvector(products[r], doubles);
         for (int r = 0; terms && s->rows && r < K; r++) s->rows[n * K + r] += added(sums[r]) * (kind == FACTORED ? m->a[r][n] * s->inverse[n] : 1);
     }
-    for (int r = 0; s->coef && r < K; r++) s->coef[r] += (double)(g->scale * added(coefs[r]));
+    for (int r = 0; s->coef && r < K; r++) s->coef[r] += (double)g->scale * sum_of(coefs[r]);
     for (int r = 0; r < factored; r++)
         for (int c = 0; c < WIDE; c += VL) store(m->grad_cols[r] + c, load(m->grad_cols[r] + c) + shares[r][c / VL] * load(m->factor[r] + j + c));
 }
@@ -740,11 +781,12 @@ int NAMED(tiles_forward)(const Call *f, int64_t from, int64_t to) {
     const int heads = f->common ? (int)H : 1;
     Room room = {0}, *m = &room;
     if (!room_make(m, f, 0, (size_t)heads)) return 1;
+    if (matrices(f)) matrices_start();
     int64_t owner = -1, packed = -1, copied = -1;
     for (int64_t item = from; item < to; item++) {
         const int64_t z = item / tiles, b = f->common ? z : z / H, h = f->common ? 0 : z % H, i = item % tiles * TALL;
         const int64_t key_head = b * f->key_heads + h * f->key_heads / H, value_head = b * f->value_heads + h * f->value_heads / H;
-        const int count = least(N - i, TALL), height = (int)upto(count, DOWN);
+        const int count = least(N - i, TALL), height = height_of(f, count);
         if (z != owner) columns(m, f, b, h, 0, upto(L, WIDE)), divide_columns(m, f, 0, upto(L, WIDE));
         owner = z;
         row_terms(m, f, b, h, i, count);
@@ -788,25 +830,30 @@ int NAMED(tiles_forward)(const Call *f, int64_t from, int64_t to) {
                 put(f, f->out, b * os[0] + (h + x) * os[1] + (i + n) * os[2], 0, m->out + (x * TALL + n) * V, V, 1, f->value_size, factor);
             }
     }
+    if (matrices(f)) matrices_end();
     free(m->block);
     return 0;
 }
 
+/* Elements e, e + 1, ... of a row. */
+INLINE vec elements(const Call *f, const real *row, int64_t e) {
+    if (!low(f)) return load(row + e);
+    vshort some;
+    memcpy(&some, place(f, row, e), sizeof some);
+    return (vec)(__builtin_convertvector(some, vint) << 16);
+}
+
 /* x . y, and whether an element of x is not 0. */
 static double dot(const Call *f, const real *x, const real *y, int64_t size, int *some) {
-    typedef real half __attribute__((vector_size(BYTES / 2), aligned(sizeof(real)), may_alias));
-    typedef double doubles __attribute__((vector_size(BYTES / 2 / sizeof(real) * sizeof(double))));
-    enum { HALF = VL / 2 };
     doubles sums = {0};
     vint found = {0};
     int64_t e = 0;
-    for (; !low(f) && e + VL <= size; e += VL) {
-        UNROLL for (int k = 0; k < 2; k++)
-            sums += __builtin_convertvector(*(const half *)(x + e + k * HALF), doubles) * __builtin_convertvector(*(const half *)(y + e + k * HALF), doubles);
-        found |= (vint)(load(x + e) != all(0));
+    for (; e + VL <= size; e += VL) {
+        const vec a = elements(f, x, e);
+        sums += __builtin_convertvector(a, doubles) * __builtin_convertvector(elements(f, y, e), doubles);
+        found |= (vint)(a != all(0));
     }
-    double sum = 0;
-    UNROLL for (int k = 0; k < HALF; k++) sum += sums[k];
+    double sum = sum_of(sums);
     *some = any(found);
     for (; e < size; e++) {
         const real a = low(f) ? number(((const uint16_t *)x)[e]) : x[e], b = low(f) ? number(((const uint16_t *)y)[e]) : y[e];
@@ -856,6 +903,7 @@ int NAMED(tiles_backward)(const Call *f, int64_t b, int64_t from, int64_t to, in
     const real scale = low(f) ? (real)f->scale : 1; /* of queries, whose scale is applied already or not */
     Room room = {0}, *m = &room;
     if (!room_make(m, f, 1, (size_t)(to - from))) return 1;
+    if (matrices(f)) matrices_start();
     for (int64_t h = from; h < to; h++) deltas(f, b, h, m->delta + (h - from) * rows, m->wanted + (h - from) * rows / TALL);
     for (int64_t t = first; t * WIDE < L; t += step) {
         const int64_t j = t * WIDE;
@@ -870,19 +918,19 @@ int NAMED(tiles_backward)(const Call *f, int64_t b, int64_t from, int64_t to, in
             for (int r = 0; r < R && key_head != packed; r++) {
                 const real *keys = place(f, f->key, b * ks[0] + key_head * ks[1] + r * ks[2] + j * ks[3]);
                 pack(f, m->panels[r], keys, ks[3], cols, E);
-                copy_rows(f, m->key_rows[r], full, keys, ks[3], cols, E);
+                copy_rows(f, m->key_rows[r], full, keys, ks[3], least(m->length - j, cols), E);
                 memset(m->grad_keys[r], 0, sizeof(real) * (size_t)(WIDE * full));
             }
             packed = key_head;
             for (int v = 0; v < held && value_head != copied; v++)
-                pack(f, m->values + v * WIDE * f->value_size, place(f, f->value, b * vs[0] + (value_head + v) * vs[1] + j * vs[2]), vs[2], cols, f->value_size);
+                pack(f, m->values + v * WIDE * V, place(f, f->value, b * vs[0] + (value_head + v) * vs[1] + j * vs[2]), vs[2], cols, f->value_size);
             if (value_head != copied) memset(m->grad_values, 0, sizeof(real) * (size_t)(held * WIDE * V));
             copied = value_head;
             for (int64_t r = 0; r < K && col_head != termed; r++) memset(m->grad_cols[r], 0, sizeof(real) * WIDE);
             termed = col_head;
             const int64_t start = f->causal && j - offset > 0 ? (j - offset) / TALL * TALL : 0;
             for (int64_t i = start; i < N; i += TALL) {
-                const int count = least(N - i, TALL), height = (int)upto(count, DOWN), seen = least(last_key(m, f, i + count) - j, WIDE);
+                const int count = least(N - i, TALL), height = height_of(f, count), seen = least(last_key(m, f, i + count) - j, WIDE);
                 int some = 0;
                 for (int x = 0; x < heads; x++) some |= m->wanted[((h - from + x) * rows + i) / TALL];
                 if (!some) continue;
@@ -897,7 +945,7 @@ int NAMED(tiles_backward)(const Call *f, int64_t b, int64_t from, int64_t to, in
                     const real *grads = place(f, f->grad_out, b * gs[0] + (h + x) * gs[1] + i * gs[2]);
                     fill(f, m->here, grads, gs[2], count, f->value_size, 1);
                     if (f->grad_value) fill_pairs(f, m->there, grads, gs[2], count, f->value_size);
-                    scores(f, m->here, m->values + v * WIDE * f->value_size, f->value_size, m->w, height);
+                    scores(f, m->here, m->values + v * WIDE * V, f->value_size, m->w, height);
                     if (f->draw) keep_pairs(m, f, b, h + x, i, j, count);
                     const Sums sums = {
                         .top = f->top + at, .inverse = f->inverse + at, .delta = m->delta + (h - from + x) * rows + i, .scale = dropout_scale(f),
@@ -918,7 +966,7 @@ int NAMED(tiles_backward)(const Call *f, int64_t b, int64_t from, int64_t to, in
                 for (int64_t r = 0; r < (f->common ? R : 1) && f->grad_query; r++) {
                     real *restrict to = f->grad_query + slot * f->batch * (f->common ? R : H) * N * E + b * qs[0] + (f->common ? r : h) * qs[1] + i * qs[2];
                     memset(m->grad_queries, 0, sizeof(real) * (size_t)(TALL * full));
-                    for (int64_t k = r; k < (f->common ? r + 1 : R); k++) gather(f, across(f, maps[k], count), m->key_rows[k], full, m->grad_queries, height, seen);
+                    for (int64_t k = r; k < (f->common ? r + 1 : R); k++) gather(f, across(f, maps[k], count, seen), m->key_rows[k], full, m->grad_queries, height, seen);
                     for (int n = 0; n < count; n++) {
                         const real *row = m->grad_queries + n * full;
                         int64_t e = 0;
@@ -929,10 +977,10 @@ int NAMED(tiles_backward)(const Call *f, int64_t b, int64_t from, int64_t to, in
             }
             if (f->grad_key && (last || (h + heads) * f->key_heads / H != key_head))
                 for (int64_t r = 0; r < R; r++)
-                    put(f, f->grad_key, b * gk[0] + key_head * gk[1] + r * gk[2] + j * gk[3], gk[3], m->grad_keys[r], full, cols, E, scale);
+                    put(f, f->grad_key, b * gk[0] + key_head * gk[1] + r * gk[2] + j * gk[3], gk[3], rows_of(f, m->grad_keys[r], full, m->key_rows[r]), full, cols, E, scale);
             if (f->grad_value && (last || (h + heads) * f->value_heads / H != value_head))
                 for (int v = 0; v < held; v++)
-                    put(f, f->grad_value, b * gv[0] + (value_head + v) * gv[1] + j * gv[2], gv[2], m->grad_values + v * WIDE * V, V, cols, f->value_size, 1);
+                    put(f, f->grad_value, b * gv[0] + (value_head + v) * gv[1] + j * gv[2], gv[2], rows_of(f, m->grad_values + v * WIDE * V, V, m->values + v * WIDE * V), V, cols, f->value_size, 1);
             if (f->grad_col && (last || (h + heads) * f->col_heads / H != col_head))
                 for (int64_t r = 0; r < K; r++) {
                     real *restrict at = f->grad_col + ((b * f->col_heads + col_head) * K + r) * L + j;
@@ -940,6 +988,7 @@ int NAMED(tiles_backward)(const Call *f, int64_t b, int64_t from, int64_t to, in
                 }
         }
     }
+    if (matrices(f)) matrices_end();
     free(m->block);
     return 0;
 }

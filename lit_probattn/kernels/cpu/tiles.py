@@ -48,7 +48,7 @@ class Inputs(NamedTuple):
         key: (B, H_key, R, L, E), R components or 1 for all; (B, 1, R, L, E) if heads share it.
         value: (B, H_value, L, E_v). H is a multiple of the numbers of key and value heads. All
             three have one dtype: float32 or float64, like all other tensors, or, if the library
-            supports it (`Library.has_low`), bfloat16 with float32 for others.
+            supports it (`Library.low_products`), bfloat16 with float32 for others.
         coef: c, (H, K); for `sum` (H, R).
         row: a, (B, H, N, K). col: β, (B, H_col, K, L).
         bias: (1 or B, 1 or H, 1 or N, 1 or L).
@@ -166,7 +166,8 @@ def _check(call: Inputs) -> None:
 
 
 def _describe(call: Inputs, out: Tensor, sums: Tensor) -> _Call:
-    block = _Call(**dict(zip(_SIZES, call.sizes(), strict=True)), common=call.common, low=call.low)
+    block = _Call(**dict(zip(_SIZES, call.sizes(), strict=True)), common=call.common)
+    block.low = load().low_products if call.low else 0
     block.key_heads, block.value_heads = call.key.shape[1], call.value.shape[1]
     block.col_heads = 1 if call.col is None else call.col.shape[1]
     block.scale, block.causal = call.scale, call.is_causal
@@ -189,7 +190,7 @@ def _function(name: str, call: Inputs) -> Any:
         NotImplementedError: the library does not support bfloat16.
     """
     library = load()
-    if call.low and not library.has_low:
+    if call.low and not library.low_products:
         raise NotImplementedError("attention by tiles has no bfloat16 here: convert to float32")
     return getattr(library, f"tiles_{name}_{'float' if call.dtype == torch.float32 else 'double'}")
 

@@ -66,6 +66,7 @@ typedef int32_t whole;
 typedef real vec __attribute__((vector_size(BYTES)));
 typedef whole vint __attribute__((vector_size(BYTES)));
 typedef real vec_anywhere __attribute__((vector_size(BYTES), aligned(sizeof(real)), may_alias));
+typedef double doubles __attribute__((vector_size(BYTES / sizeof(real) * sizeof(double))));
 typedef int16_t vshort __attribute__((vector_size(2 * BYTES / sizeof(real))));
 
 INLINE long upto(long n, long step) { return (n + step - 1) / step * step; }
@@ -135,6 +136,12 @@ INLINE real added(vec x) {
         UNROLL for (int i = 0; i < half; i++) u.p[i] += u.p[i + half];
     const part p = u.p[0];
     return LANES == 2 ? p[0] + p[1] : (p[0] + p[LANES / 2]) + (p[1] + p[LANES - 1]);
+}
+
+INLINE double sum_of(doubles x) {
+    double sum = 0;
+    UNROLL for (int i = 0; i < VL; i++) sum += x[i];
+    return sum;
 }
 
 /* x if `keep` is -1, 0 if it is 0. */

@@ -283,11 +283,22 @@ def test_noise_of_a_continued_sequence_is_that_of_its_positions(form, first_row)
         assert error <= 1e-5 * (1.0 + size)
 
 
+def choose_products(monkeypatch, products):
+    """Let tiles multiply bfloat16 in pairs (1) or in matrix registers (2), if they can."""
+    if library.load().low_products < products:
+        pytest.skip("tiles do not multiply bfloat16 in this way here")
+    monkeypatch.setattr(library.load(), "low_products", products)
+
+
+@pytest.fixture(params=[1, 2], ids=["pairs", "matrix registers"])
+def low_products(request, monkeypatch):
+    choose_products(monkeypatch, request.param)
+
+
+@pytest.mark.usefixtures("low_products")
 @pytest.mark.parametrize("form", FORMS)
 def test_heads_in_bfloat16_are_at_most_as_wrong_as_plain_code(form):
     """Beside the equation with everything in bfloat16: sizes of odd numbers, edges, every mask."""
-    if not library.load().has_low:
-        pytest.skip("tiles multiply no bfloat16 here")
     low, squares = torch.bfloat16, torch.zeros(2, 2, dtype=torch.float64)
     for seed in range(12):
         choose = random.Random(seed).choice
@@ -312,10 +323,9 @@ def test_heads_in_bfloat16_are_at_most_as_wrong_as_plain_code(form):
     assert (squares[:, 0] <= squares[:, 1]).all()
 
 
+@pytest.mark.usefixtures("low_products")
 def test_results_in_bfloat16_are_rounded_to_the_nearest_even_number():
     """As in PyTorch: with one key, gradients of values are sums of two, many of them ties."""
-    if not library.load().has_low:
-        pytest.skip("tiles multiply no bfloat16 here")
     call, *_ = made("soft", 2, 1, 0, torch.float32, groups=2, many=1, wide=128)
     heads = {n: getattr(call, n).detach().bfloat16() for n in ("query", "key", "value")}
     call = call._replace(**heads | {"value": heads["value"].requires_grad_()})
@@ -416,12 +426,13 @@ def surrounded(x):
     return out.copy_(x.detach())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("products", [0, 1, 2], ids=["float32", "pairs", "matrix registers"])
 @pytest.mark.parametrize("form", FORMS)
-def test_numbers_that_are_not_the_inputs_have_no_effect(form, dtype, new_memory):
+def test_numbers_that_are_not_the_inputs_have_no_effect(form, products, new_memory, monkeypatch):
     """Neither NaN beside rows and after the last, nor NaN in buffers: results have equal bits."""
-    if dtype == torch.bfloat16 and not library.load().has_low:
-        pytest.skip("tiles multiply no bfloat16 here")
+    if products:
+        choose_products(monkeypatch, products)
+    dtype = torch.bfloat16 if products else torch.float32
     for seed, (rows, cols, size, wide) in enumerate([(1, 1, 1, 1), (49, 129, 33, 19)]):
         options = {"size": size, "wide": wide, "padded": ("some", None)[seed]}
         options |= dict.fromkeys(("coef", "terms", "noise", "pairs", "dropped"), True)
