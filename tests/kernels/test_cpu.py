@@ -428,6 +428,23 @@ def test_bfloat16_needs_a_library_that_works_and_multiplies_it(monkeypatch):
     assert [case for case, multiplies in found.items() if multiplies] == [(None, 2), (None, 1)]
 
 
+@pytest.mark.parametrize(
+    ("name", "flags", "multiplies"),
+    [
+        ("AMD EPYC 9654", "avx512f avx512_bf16", True),
+        ("Intel(R) Xeon(R) Platinum 8380H", "avx512f avx512_bf16", False),
+        ("Intel(R) Xeon(R) Platinum 8481C", "avx512f avx512_bf16 amx_bf16", True),
+        ("AMD EPYC 7763", "avx2", False),
+    ],
+)
+def test_a_prediction_knows_which_processors_multiply_bfloat16(
+    name, flags, multiplies, monkeypatch
+):
+    monkeypatch.setattr(selftest, "is_predicting", lambda: True)
+    monkeypatch.setattr(selftest, "processor", lambda: f"model name : {name}\nflags : {flags}")
+    assert selftest.multiplies_low() == multiplies
+
+
 def test_the_library_is_for_the_cpu():
     layer = SoftmaxAttention(12, 2, backend="native").to("meta")
     with pytest.raises(NotImplementedError, match="cannot run on meta"):

@@ -15,23 +15,31 @@ static inline int matrices_permitted(void) {
     return syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
 }
 
-/* Eight registers of full size, in this thread. */
-static inline void matrices_start(void) {
-    struct {
-        uint8_t palette, start, reserved[14];
-        uint16_t row_bytes[16];
-        uint8_t rows[16];
-    } shape = {.palette = 1};
-    for (int n = 0; n < 8; n++) shape.row_bytes[n] = 64, shape.rows[n] = 16;
-    _tile_loadconfig(&shape);
+/* Sizes of the registers of a thread. */
+typedef struct {
+    uint8_t palette, start, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+} Shapes;
+
+/* Set eight registers to full size; `before` are the sizes to restore, which other libraries may expect. */
+static inline void matrices_start(Shapes *before) {
+    Shapes shapes = {.palette = 1};
+    for (int n = 0; n < 8; n++) shapes.row_bytes[n] = 64, shapes.rows[n] = 16;
+    __asm__ volatile("" : : "r"(before), "r"(&shapes) : "memory"); /* the intrinsics do not declare what they read */
+    _tile_storeconfig(before);
+    _tile_loadconfig(&shapes);
 }
 
-static inline void matrices_end(void) { _tile_release(); }
+static inline void matrices_end(const Shapes *before) {
+    __asm__ volatile("" : : "r"(before) : "memory");
+    _tile_loadconfig(before);
+}
 
 /* to (16 R, 16 C) = or += x (16 R, depth) y (depth, 16 C), for R and C of 1 or 2, and a depth in pairs. */
 INLINE void matrix_block(int R, int C, long depth, const real *x, long xr, const real *y, long yk, real *to, long tr, int add) {
     const long x_bytes = xr * 4, y_bytes = yk * 4, to_bytes = tr * 4;
-    __asm__ volatile("" ::: "memory"); /* the intrinsics do not declare what they read */
+    __asm__ volatile("" ::: "memory");
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -102,8 +110,11 @@ INLINE void transpose(const real *from, long stride, real *to, long to_stride) {
 #else
 #define MATRICES 0
 static inline int matrices_permitted(void) { return 0; }
-static inline void matrices_start(void) {}
-static inline void matrices_end(void) {}
+typedef struct {
+    int none;
+} Shapes;
+static inline void matrices_start(Shapes *before) { (void)before; }
+static inline void matrices_end(const Shapes *before) { (void)before; }
 static inline void multiply(const real *x, long xr, const real *y, long yk, long depth, real *to, long tr, int height, long width, int add) {
     (void)x, (void)xr, (void)y, (void)yk, (void)depth, (void)to, (void)tr, (void)height, (void)width, (void)add;
 }

@@ -11,8 +11,15 @@ int64_t peak_products(real *operands, int64_t rounds) {
     return 2 * rounds * DOWN * DEPTH * PANEL;
 }
 
-/* How tiles multiply bfloat16: 0 not, 1 in pairs, 2 in matrix registers. */
-int64_t bfloat16_products(void) { return matrices_permitted() ? 2 : PAIRS; }
+/* How tiles multiply bfloat16: 0 not, 1 in pairs, 2 in matrix registers.  Intel's processors multiply pairs more slowly than
+   float. */
+int64_t bfloat16_products(void) {
+#if PAIRS
+    return matrices_permitted() ? 2 : !__builtin_cpu_is("intel");
+#else
+    return 0;
+#endif
+}
 
 /* Exponentials of numbers in the first-level cache; returns their count. */
 int64_t peak_exponentials(real *operands, int64_t rounds) {

@@ -78,7 +78,8 @@ def draws_noise() -> bool:
 def multiplies_low() -> bool:
     """Whether the library supports bfloat16 heads; a prediction checks only the processor."""
     if is_predicting():
-        return "avx512_bf16" in processor()
+        found = processor()
+        return "amx_bf16" in found or ("avx512_bf16" in found and "Intel" not in found)
     return failure() is None and load().low_products > 0
 
 

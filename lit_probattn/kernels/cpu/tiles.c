@@ -781,7 +781,8 @@ int NAMED(tiles_forward)(const Call *f, int64_t from, int64_t to) {
     const int heads = f->common ? (int)H : 1;
     Room room = {0}, *m = &room;
     if (!room_make(m, f, 0, (size_t)heads)) return 1;
-    if (matrices(f)) matrices_start();
+    Shapes shapes;
+    if (matrices(f)) matrices_start(&shapes);
     int64_t owner = -1, packed = -1, copied = -1;
     for (int64_t item = from; item < to; item++) {
         const int64_t z = item / tiles, b = f->common ? z : z / H, h = f->common ? 0 : z % H, i = item % tiles * TALL;
@@ -830,7 +831,7 @@ int NAMED(tiles_forward)(const Call *f, int64_t from, int64_t to) {
                 put(f, f->out, b * os[0] + (h + x) * os[1] + (i + n) * os[2], 0, m->out + (x * TALL + n) * V, V, 1, f->value_size, factor);
             }
     }
-    if (matrices(f)) matrices_end();
+    if (matrices(f)) matrices_end(&shapes);
     free(m->block);
     return 0;
 }
@@ -903,7 +904,8 @@ int NAMED(tiles_backward)(const Call *f, int64_t b, int64_t from, int64_t to, in
     const real scale = low(f) ? (real)f->scale : 1; /* of queries, whose scale is applied already or not */
     Room room = {0}, *m = &room;
     if (!room_make(m, f, 1, (size_t)(to - from))) return 1;
-    if (matrices(f)) matrices_start();
+    Shapes shapes;
+    if (matrices(f)) matrices_start(&shapes);
     for (int64_t h = from; h < to; h++) deltas(f, b, h, m->delta + (h - from) * rows, m->wanted + (h - from) * rows / TALL);
     for (int64_t t = first; t * WIDE < L; t += step) {
         const int64_t j = t * WIDE;
@@ -988,7 +990,7 @@ int NAMED(tiles_backward)(const Call *f, int64_t b, int64_t from, int64_t to, in
                 }
         }
     }
-    if (matrices(f)) matrices_end();
+    if (matrices(f)) matrices_end(&shapes);
     free(m->block);
     return 0;
 }
