@@ -449,6 +449,27 @@ def test_numbers_that_are_not_the_inputs_have_no_effect(form, products, new_memo
             assert torch.equal(plain, other)
 
 
+@pytest.mark.parametrize("products", [0, 1, 2], ids=["float32", "pairs", "matrix registers"])
+@pytest.mark.parametrize("form", ["soft", "hard", "sum", "power"])
+def test_values_after_the_last_key_have_no_effect_on_queries(form, products, monkeypatch):
+    """They are NaN, at lengths that end within every kind of block."""
+    if products:
+        choose_products(monkeypatch, products)
+    call, *_ = made(form, 49, 140, 0, torch.float32, many=1, coef=True)
+    heads = {n: getattr(call, n).detach() for n in ("query", "key", "value")}
+    heads = {n: x.to(torch.bfloat16 if products else x.dtype) for n, x in heads.items()}
+    for lengths in ([1, 130], [33, 127], [112, 139]):
+        mask, found = torch.arange(140) < torch.tensor(lengths)[:, None], []
+        for number in (0.0, math.nan):
+            value = heads["value"].masked_fill(~mask[:, None, :, None], number)
+            query = heads["query"].clone().requires_grad_()
+            out = attend(call._replace(**heads | {"query": query, "value": value}, key_mask=mask))
+            found.append((out, *torch.autograd.grad(out.sum(), query)))
+        for plain, other in zip(*found, strict=True):
+            assert plain.isfinite().all()
+            assert torch.equal(plain, other)
+
+
 @pytest.fixture
 def threads():
     """A function that sets their number for a test."""
