@@ -920,7 +920,7 @@ int NAMED(tiles_backward)(const Call *f, int64_t b, int64_t from, int64_t to, in
             for (int r = 0; r < R && key_head != packed; r++) {
                 const real *keys = place(f, f->key, b * ks[0] + key_head * ks[1] + r * ks[2] + j * ks[3]);
                 pack(f, m->panels[r], keys, ks[3], cols, E);
-                copy_rows(f, m->key_rows[r], full, keys, ks[3], least(m->length - j, cols), E);
+                copy_rows(f, m->key_rows[r], full, keys, ks[3], cols, E);
                 memset(m->grad_keys[r], 0, sizeof(real) * (size_t)(WIDE * full));
             }
             packed = key_head;
