@@ -17,7 +17,7 @@ from datamodules.text.segments import IGNORE, StreamCollate, StreamSample, Windo
 from datamodules.text.tokens import Tokens
 from datamodules.text.wikitext103 import WikiText103
 from lit_probattn.base.arguments import with_defaults
-from lit_probattn.base.errors import DataError, require_at_least
+from lit_probattn.base.errors import DataError, prefixed, require_at_least
 
 _SPECIAL = 3  # begin, end and mask have the last ids
 
@@ -151,9 +151,10 @@ class MaskedText(WikiText103):
         for name in SPLITS:
             tokens = cache.array(f"{name}_tokens")
             ends = None if own is None else (own.begin, own.separator)
-            splits[name] = MaskedSplit(
-                tokens, self.segment_len, self.vocab_size, name == "train", ends
-            )
+            with prefixed(f"{name} split", DataError, to=DataError):
+                splits[name] = MaskedSplit(
+                    tokens, self.segment_len, self.vocab_size, name == "train", ends
+                )
         return splits
 
     def size_lines(self) -> Iterator[str]:

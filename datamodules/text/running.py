@@ -28,7 +28,7 @@ from datamodules.text.choice import OwnTokens
 from datamodules.text.segments import WindowSplit
 from datamodules.text.source import JoinedText, ParquetText, PlainText, TextSource, text_files
 from datamodules.text.stream import TextStream
-from lit_probattn.base.errors import DataError
+from lit_probattn.base.errors import DataError, prefixed
 from lit_probattn.base.files import digest, fingerprint
 
 SUFFIXES = (".txt", ".text", ".md", ".rst", ".tokens", ".parquet")
@@ -201,7 +201,8 @@ class OwnText(NewSamples, AtPath, Divided, OwnTokens, TextStream):
             self.tokenise(writer, self.job(spec, {"test": _source(path)}), self.vocabulary)
 
         self._new_text = ensure_cache(self.cache_dir, spec, build)
-        split: Any = WindowSplit(self.tokens_of("test"), self.segment_len, self.strides["test"])
+        with prefixed(f"new_path: {path}", DataError, to=DataError):
+            split: Any = WindowSplit(self.tokens_of("test"), self.segment_len, self.strides["test"])
         return split, []
 
     def has_labels(self) -> bool:

@@ -21,7 +21,7 @@ from datamodules.text.segments import ColumnSplit, PromptSplit, StreamCollate, W
 from datamodules.text.source import TextSource
 from datamodules.text.tokens import Tokens
 from lit_probattn.base.arguments import Count
-from lit_probattn.base.errors import DataError
+from lit_probattn.base.errors import DataError, prefixed
 from lit_probattn.base.progress import progress
 
 _WHAT = {
@@ -183,9 +183,11 @@ class TextStream(CachedDataModule):
         if self.batching == "columns":
             splits["train"] = ColumnSplit(train, self.batch_size, self.segment_len)
         else:
-            splits["train"] = WindowSplit(train, self.segment_len, self.segment_len, True)
+            with prefixed("train split", DataError, to=DataError):
+                splits["train"] = WindowSplit(train, self.segment_len, self.segment_len, True)
         for name, stride in self.strides.items():
-            splits[name] = WindowSplit(self.tokens_of(name), self.segment_len, stride)
+            with prefixed(f"{name} split", DataError, to=DataError):
+                splits[name] = WindowSplit(self.tokens_of(name), self.segment_len, stride)
         return splits
 
     def tokens_of(self, name: str) -> np.ndarray[Any, Any]:

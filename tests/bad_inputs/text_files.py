@@ -137,7 +137,7 @@ def _wikitext_cases() -> Iterator[Case]:
     yield case("no validation text", lost)
     yield case("an empty file", wikitext(_write("wiki.test.tokens", b"")))
     yield case("a byte that is not UTF-8", wikitext(_write("wiki.test.tokens", b"a\nb \xff\n")))
-    yield case("too short for one segment", wikitext(_write("wiki.train.tokens", b"a b\n")))
+    yield case("too short for one segment", wikitext(_write("wiki.train.tokens", b"<unk> b\n")))
     yield case("the raw archive", wikitext(_raw_archive, corpus="wikitext-103"))
     yield case("a table smaller than the vocabulary", wikitext(lambda f: None, vocab_size=3))
     yield case("a word twice", _vocabulary(b"<eos>\n<unk>\na\na\n"))

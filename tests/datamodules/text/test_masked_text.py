@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from datamodules import MaskedText, TextPairs
+from datamodules import MaskedText, OwnText, TextPairs
 from datamodules.text.masked_text import MaskedSplit
 from lit_probattn.base.errors import DataError
 from tests.datamodules.text import made as made_text
@@ -118,3 +118,25 @@ def test_sizes_that_do_not_fit_are_refused(folder):
         data(folder, vocab_size=words + 2).setup()
     with pytest.raises(DataError, match="expected at least 20 for segment_len=22"):
         MaskedSplit(np.arange(5), 22, 10, drop_short=True)
+
+
+def test_a_text_that_is_too_short_is_named(folder, tmp_path):
+    short = made_text.write(tmp_path / "test", test="\n")
+    message = "the text has 1 tokens, expected at least 2 for"
+    with pytest.raises(DataError, match=f"^test split: {message}"):
+        made_text.data(short, cache_dir=str(tmp_path)).setup()
+    short = made_text.write(tmp_path / "train", train="<unk> w1\n")
+    with pytest.raises(DataError, match="train split: the text has 3 tokens, expected at least 7"):
+        data(short, cache_dir=str(tmp_path)).setup()
+    (tmp_path / "new.txt").write_text("\n")
+    module = OwnText(
+        path=str(folder / "wiki.train.tokens"),
+        tokens="bytes",
+        segment_len=9,
+        batch_size=1,
+        new_path=str(tmp_path / "new.txt"),
+        cache_dir=str(tmp_path),
+        num_prompts=1,
+    )
+    with pytest.raises(DataError, match=f"^new_path: .*new.txt: {message}"):
+        module.setup("test")
