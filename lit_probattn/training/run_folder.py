@@ -437,6 +437,11 @@ def find_checkpoint(
         checkpoint = _newest(folders, "best" if request == "best" else "step")
         if checkpoint is None:
             place = folder or Path(settings.root) / name
+            if request == "best" and _newest(folders, "step") is not None:
+                raise ConfigError(
+                    f"no best checkpoint in {place}: the metric of run.monitor was a number in no "
+                    "validation so far; --ckpt_path last selects the newest weights"
+                )
             raise ConfigError(
                 f"no {request} checkpoint in {place}: train first, or pass --run.name or a path"
             )

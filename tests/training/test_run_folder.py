@@ -26,6 +26,7 @@ from lit_probattn.training.run_folder import (
     PLAN_VARIABLE,
     RunPlan,
     RunSettings,
+    find_checkpoint,
     plan_fit,
     read_own_config,
     share_plan,
@@ -129,6 +130,15 @@ def test_what_cannot_be_continued_leaves_no_folder_behind(tmp_path, request_, me
     with pytest.raises(ConfigError, match=message):
         plan(tmp_path, config(), request_)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_whose_metric_was_never_a_number_is_not_told_to_train_first(tmp_path):
+    settings = RunSettings(root=str(tmp_path))
+    with pytest.raises(ConfigError, match=r"no best checkpoint in .*name: train first"):
+        find_checkpoint(settings, "name", "best")
+    version(tmp_path, 0, config())
+    with pytest.raises(ConfigError, match=r"no best checkpoint in .*name: .*--ckpt_path last"):
+        find_checkpoint(settings, "name", "best")
 
 
 def test_auto_takes_no_weights_of_another_configuration(tmp_path):
