@@ -123,11 +123,20 @@ INLINE uint16_t nearest(real from) {
     return x != x ? 0x7FC0 : (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
-/* Rows from memory to a tile, LONG elements at a time, with zeros after the last row and element. */
+/* Rows from memory to a tile, LONG elements at a time, with zeros after the last row and element.  For matrix registers rows
+   are adjacent. */
 static void fill(const Call *f, real *to, const real *from, long stride, int count, long size, real scale) {
+    const long dense = entries(f, size);
+    for (int n = 0; matrices(f) && n < TALL; n++, to += dense) {
+        const size_t bytes = n < count ? sizeof(uint16_t) * (size_t)size : 0;
+        if (n + AHEAD < count) expect_row(f, place(f, from, n * stride), stride, size);
+        if (bytes) memcpy(to, place(f, from, n * stride), bytes);
+        memset((char *)to + bytes, 0, sizeof(real) * (size_t)dense - bytes);
+    }
+    if (matrices(f)) return;
     const long long_row = low(f) ? 2 * LONG : LONG;
     for (long e = 0; e < size; e += long_row, to += TALL * STRIDE) {
-        const int some = least(size - e, long_row), full = (int)upto(some, low(f) ? 32 : 16);
+        const int some = least(size - e, long_row), full = (int)upto(some, 16);
         for (int n = 0; n < TALL; n++) {
             real *restrict at = to + n * STRIDE;
             if (n + AHEAD < count) expect_row(f, place(f, from, n * stride + e), stride, some);
@@ -288,8 +297,7 @@ INLINE void scatter_of(int low, const real *p, const real *x, long width, real *
 static void scores(const Call *f, const real *x, const real *panels, long size, real *s, int height) {
     const long full = entries(f, size);
     if (matrices(f))
-        for (long e = 0; e < full; e += LONG, x += TALL * STRIDE)
-            for (int j = 0; j < WIDE; j += PANEL) multiply(x, STRIDE, panels + j * full + e * PANEL, PANEL, least(full - e, LONG), s + j, STRIDE, height, PANEL, e > 0);
+        for (int j = 0; j < WIDE; j += PANEL) multiply(x, full, panels + j * full, PANEL, full, s + j, STRIDE, height, PANEL, 0);
     else if (low(f)) scores_of(1, x, panels, full, s, height);
     else scores_of(0, x, panels, full, s, height);
 }
@@ -320,11 +328,25 @@ INLINE int height_of(const Call *f, int count) { return (int)upto(count, matrice
 
 /* ---- buffers of a job --------------------------------------------------------------------------------------------------- */
 
+/* Size of rows of queries, or of gradients, as factors of products, or `turned` for transposed products. */
+static size_t tile_size(const Call *f, long size, int turned) {
+    const size_t full = (size_t)upto(size, 16);
+    if (matrices(f)) return turned ? full * TURNED : TALL * (size_t)entries(f, size);
+    return (full + LONG - 1) / LONG * TALL * STRIDE;
+}
+
+/* Tiles of queries, and of gradients, that a job keeps for all its tiles of keys. */
+static size_t kept_tiles(const Call *f, int backward, size_t heads) {
+    return matrices(f) && backward && !f->common ? heads * (size_t)upto(f->rows, TALL) / TALL : 1;
+}
+
 static int room_make(Room *m, const Call *f, int backward, size_t heads) {
     const size_t tile = TALL * STRIDE, R = (size_t)f->maps, K = (size_t)f->components, U = (size_t)f->hidden;
     const size_t all = (size_t)upto(f->cols, WIDE), E = (size_t)upto(f->size, 16), V = (size_t)upto(f->value_size, 16);
     const size_t held = f->common ? (size_t)f->value_heads : 1;
-    const size_t long_query = (E + LONG - 1) / LONG * tile, long_value = (V + LONG - 1) / LONG * tile;
+    const size_t copies = kept_tiles(f, backward, heads);
+    const size_t long_query = copies * tile_size(f, f->size, 0), long_value = copies * tile_size(f, f->value_size, 0);
+    const size_t turned_query = copies * tile_size(f, f->size, 1), turned_value = copies * tile_size(f, f->value_size, 1);
     const size_t queries = f->common ? R : 1, keys = backward ? WIDE : all, rows = (size_t)upto(f->rows, TALL);
     m->divides = f->kind == SOFT && K > 1 && R == 1 && !f->coef && f->col && f->row;
     for (int turn = 0; turn < 2; turn++) {
@@ -340,9 +362,9 @@ static int room_make(Room *m, const Call *f, int backward, size_t heads) {
         for (size_t r = 0; r < queries; r++) ROOM(m->query[r], real, long_query);
         ROOM(m->here, real, backward ? long_value : 0);
         for (size_t r = 0; r < queries; r++)
-            if (low(f) && backward) ROOM(m->queries[r], real, long_query);
+            if (low(f) && backward) ROOM(m->queries[r], real, turned_query);
             else m->queries[r] = m->query[r];
-        if (low(f)) ROOM(m->there, real, backward ? long_value : 0);
+        if (low(f)) ROOM(m->there, real, backward ? turned_value : 0);
         else m->there = m->here;
         ROOM(m->low, real, low(f) ? tile : 0);
         for (size_t r = 0; r < R; r++) ROOM(m->panels[r], real, keys * (size_t)entries(f, f->size));
@@ -907,6 +929,8 @@ int NAMED(tiles_backward)(const Call *f, int64_t b, int64_t from, int64_t to, in
     Shapes shapes;
     if (matrices(f)) matrices_start(&shapes);
     for (int64_t h = from; h < to; h++) deltas(f, b, h, m->delta + (h - from) * rows, m->wanted + (h - from) * rows / TALL);
+    const int keeps = kept_tiles(f, 1, (size_t)(to - from)) > 1;
+    real *const query = m->query[0], *const turned = m->queries[0], *const here = m->here, *const there = m->there;
     for (int64_t t = first; t * WIDE < L; t += step) {
         const int64_t j = t * WIDE;
         const int cols = least(L - j, WIDE);
@@ -936,8 +960,13 @@ int NAMED(tiles_backward)(const Call *f, int64_t b, int64_t from, int64_t to, in
                 int some = 0;
                 for (int x = 0; x < heads; x++) some |= m->wanted[((h - from + x) * rows + i) / TALL];
                 if (!some) continue;
+                if (keeps) {
+                    const size_t kept = (size_t)(((h - from) * rows + i) / TALL);
+                    m->query[0] = query + kept * tile_size(f, E, 0), m->queries[0] = turned + kept * tile_size(f, E, 1);
+                    m->here = here + kept * tile_size(f, f->value_size, 0), m->there = there + kept * tile_size(f, f->value_size, 1);
+                }
                 row_terms(m, f, b, h, i, count);
-                fill_queries(m, f, b, h, i, count);
+                if (!keeps || t == first) fill_queries(m, f, b, h, i, count);
                 make_maps(m, f, b, i, j, count, cols, height, 0);
                 for (int64_t r = 0; r < R && f->common; r++) memset(m->sums[r], 0, sizeof(real) * TALL * STRIDE);
                 for (int x = 0; x < heads; x++) {
@@ -945,8 +974,10 @@ int NAMED(tiles_backward)(const Call *f, int64_t b, int64_t from, int64_t to, in
                     const int pairs = pair_terms(m, f, b, h + x, i, j, count, cols);
                     const Form form = form_of(m, f, h + x, pairs);
                     const real *grads = place(f, f->grad_out, b * gs[0] + (h + x) * gs[1] + i * gs[2]);
-                    fill(f, m->here, grads, gs[2], count, f->value_size, 1);
-                    if (f->grad_value) fill_pairs(f, m->there, grads, gs[2], count, f->value_size);
+                    if (!keeps || t == first) {
+                        fill(f, m->here, grads, gs[2], count, f->value_size, 1);
+                        if (f->grad_value) fill_pairs(f, m->there, grads, gs[2], count, f->value_size);
+                    }
                     scores(f, m->here, m->values + v * WIDE * V, f->value_size, m->w, height);
                     if (f->draw) keep_pairs(m, f, b, h + x, i, j, count);
                     const Sums sums = {
