@@ -146,18 +146,17 @@ class MGK(Variant):
             # One dimension at a time: twenty times as fast for heads of adjacent positions.
             centre = key.detach().mean(3, keepdim=True).mean(2, keepdim=True)
             key, query = key - centre, query - repeat_heads(centre[:, :, 0], heads)
-        query, coef, unit = query.to(low), None, None
+        query, coef = query.to(low), None
         if not is_part and (shift is None or self.equal_variance):  # the key includes the factor
-            factor = precision[:, : key.shape[2]]
+            factor = precision[:, : key.shape[2], None, None]
             # In full, because broadcasting over E would multiply E numbers at a time.
-            by = factor[:, :, None, None].expand(-1, -1, 1, key.shape[4]).clone()
-            scaled = (key * by).to(low)
-            if low != dtype:  # terms of the rounded key
-                key, unit = scaled.to(dtype), factor
+            factor = factor.expand(-1, -1, 1, key.shape[4]).clone()
+            scaled = (key * factor).to(low)
+            key = scaled.to(dtype) / factor if low != dtype else key
         else:
             scaled, coef = key.to(low), precision
         new = key[:, :, :, call.num_terms :] if is_part else key
-        row, col = mixture.terms(query, new, precision, shift, kept, unit, is_part=is_part)
+        row, col = mixture.terms(query, new, precision, shift, kept, is_part=is_part)
         if is_part and self.equal_variance:  # the query includes the factor
             query, coef = query * repeat_rows(precision, heads)[:, :1, None], None
         return Scores(query.to(low), scaled, coef=coef, row=row, col=col, reduce=reduce)
@@ -214,7 +213,6 @@ class MGK(Variant):
         precision: Tensor,
         shift: Tensor | None,
         kept: Tensor | None = None,
-        unit: Tensor | None = None,
         *,
         is_part: bool = False,
     ) -> tuple[Tensor | None, Tensor | None]:
@@ -233,7 +231,6 @@ class MGK(Variant):
             precision: τ, (H', K).
             shift: b_r, (H', K, E), if keys are not shifted yet.
             kept: λ‖k‖²/2 of uncentred keys, (B, H', K, L).
-            unit: factors that the keys include, (H', K or 1). None means 1.
             is_part: whether the keys are a part of the call's keys, and therefore few.
         """
         heads, row, col = query.shape[1], None, None
@@ -252,11 +249,8 @@ class MGK(Variant):
             if shift is not None and is_part:  # few keys: cheaper than the expansion
                 key, shift = key + shift[:, :, None], None
             norm = key.square().sum(-1)
-            if unit is not None:
-                norm = norm / unit.square()[:, :, None]
             if shift is not None:
-                along = shift if unit is None else shift / unit[..., None]
-                norm = norm + 2.0 * (along @ key[:, :, 0].mT) + shift.square().sum(-1)[:, :, None]
+                norm = norm + 2.0 * (shift @ key[:, :, 0].mT) + shift.square().sum(-1)[:, :, None]
             if kept is not None:
                 norm = norm - 2.0 * kept
             norm = norm * (precision[:, :, None] / -2.0)
