@@ -15,6 +15,7 @@ int64_t peak_products(real *operands, int64_t rounds) {
    float. */
 int64_t bfloat16_products(void) {
 #if PAIRS
+    __builtin_cpu_init();
     return matrices_permitted() ? 2 : !__builtin_cpu_is("intel");
 #else
     return 0;
