@@ -104,7 +104,7 @@ def generate(
     """Continue prompts by at most `max_new_tokens` tokens each.
 
     Prompts of unequal length are padded on the left, and padding counts neither as a key nor as a
-    position. (It counts as a position in scores of your own that take positions.)
+    position. (Custom scores that take positions count it as a position.)
 
     Args:
         model: model in evaluation mode.

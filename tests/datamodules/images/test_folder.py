@@ -112,7 +112,7 @@ def test_a_class_may_be_called_as_a_split(tmp_path):
 
 
 def test_unsorted_images_of_splits_are_not_two_classes(tmp_path):
-    """Images in `train` and `test` without class folders: a model would tell the splits apart."""
+    """Images in `train` and `test` without class folders: labels would be the splits."""
     folder = write(tmp_path / "a")
     (folder / "dog").rename(folder / "train")
     (folder / "cat").rename(folder / "test")

@@ -500,6 +500,24 @@ def test_any_number_of_threads_agrees_with_the_equation(
         assert error <= 1e-13 * (1.0 + size)
 
 
+@pytest.mark.usefixtures("low_products")
+def test_threads_that_share_keys_agree_in_bfloat16(threads):
+    """Each has other tiles of keys of the same head; they add to gradients of queries."""
+    call, *_ = made("soft", 100, 300, 0, torch.float32, heads=2, groups=1, size=33)
+    heads = ("query", "key", "value")
+    call = call._replace(**{n: getattr(call, n).detach().bfloat16() for n in heads})
+    for name in heads:
+        getattr(call, name).requires_grad_()
+    found = []
+    for count in (1, 3):
+        threads(count)
+        found.append(results(call))
+    (out, query, *others), (out_3, query_3, *others_3) = found
+    torch.testing.assert_close(query_3, query, rtol=2.0**-7, atol=1e-6)  # one rounding
+    for one, other in zip((out, *others), (out_3, *others_3), strict=True):
+        assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize(
     ("count", "items", "jobs"),
     [(1, 704, 1), (2, 704, 32), (16, 704, 88), (64, 704, 256), (2, 3, 3)],
